@@ -1,0 +1,128 @@
+"""What a model is: plain Python that imports neither framework, shared by both."""
+
+import dataclasses
+from typing import Any, Literal
+
+from jax_transformer.errors import InputError
+
+# Token ids, as in the lecture document's `greedy_decode` and `Transformer`.
+PAD_ID = 0
+UNK_ID = 1
+BOS_ID = 2
+EOS_ID = 3
+
+# The label of a position that carries no loss (PyTorch's default `ignore_index`).
+IGNORED_LABEL = -100
+
+NormPlacement = Literal["post", "pre"]
+Activation = Literal["gelu", "relu"]
+PositionEncoding = Literal["sinusoidal", "learned"]
+TiedTables = Literal["none", "decoder", "all"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The hyperparameters of an encoder-decoder Transformer.
+
+    The defaults are the "base" model of Vaswani et al. 2017, table 3, with the exact GELU in
+    place of ReLU as in the lecture document.
+    """
+
+    src_vocab_size: int
+    """Number of source token ids."""
+    tgt_vocab_size: int
+    """Number of target token ids, and the width of the logits."""
+    d_model: int = 512
+    """Width D of the residual stream."""
+    num_heads: int = 8
+    """Attention heads N; each is D/N wide."""
+    d_ff: int = 2048
+    """Inner width F of the feed-forward layers."""
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    max_len: int = 5000
+    """Rows of the position table: the longest sequence that the model accepts."""
+    dropout: float = 0.1
+    """Probability of zeroing an element, at each place where the lecture document has it."""
+    norm_placement: NormPlacement = "post"
+    """`post`: Norm(x + Sublayer(x)), the paper. `pre`: x + Sublayer(Norm(x))."""
+    activation: Activation = "gelu"
+    """`gelu`: x Phi(x), exact. `relu`: max(x, 0), the paper."""
+    position_encoding: PositionEncoding = "sinusoidal"
+    tied_tables: TiedTables = "none"
+    """Which tables are one: `decoder` ties the output projection to the target embedding,
+    `all` the source embedding too (needs one vocabulary)."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "src_vocab_size",
+            "tgt_vocab_size",
+            "d_model",
+            "num_heads",
+            "d_ff",
+            "num_encoder_layers",
+            "num_decoder_layers",
+            "max_len",
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(f"{name}={value!r}: must be a whole number of at least 1")
+        if self.d_model % self.num_heads:
+            raise InputError(
+                f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}: "
+                f"choose a width that is a multiple of the number of heads"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise InputError(f"dropout={self.dropout!r}: must be at least 0 and below 1")
+        for name, choices in (
+            ("norm_placement", ("post", "pre")),
+            ("activation", ("gelu", "relu")),
+            ("position_encoding", ("sinusoidal", "learned")),
+            ("tied_tables", ("none", "decoder", "all")),
+        ):
+            value = getattr(self, name)
+            if value not in choices:
+                raise InputError(f"{name}={value!r}: must be one of {', '.join(choices)}")
+        if self.tied_tables == "all" and self.src_vocab_size != self.tgt_vocab_size:
+            raise InputError(
+                f"tied_tables='all' with src_vocab_size={self.src_vocab_size} and "
+                f"tgt_vocab_size={self.tgt_vocab_size}: one table needs one vocabulary"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], *, place: str = "config") -> "ModelConfig":
+        """The inverse of `to_dict`.
+
+        Raises:
+            InputError: a key that is unknown or missing, or a value out of range.
+        """
+        return from_dict(cls, values, place=place)
+
+
+def from_dict(cls: type, values: dict[str, Any], *, place: str) -> Any:
+    """Build the dataclass `cls` from `values`, refusing keys that it does not have.
+
+    Raises:
+        InputError: an unknown key (with the nearest names), a missing key, a bad value.
+    """
+    import difflib
+
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for key in values:
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=3) or sorted(fields)
+            raise InputError(f"{place}: unknown key {key!r}; did you mean {', '.join(near)}?")
+    for name, field in fields.items():
+        required = (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        )
+        if required and name not in values:
+            raise InputError(f"{place}: key {name!r} is missing")
+    try:
+        return cls(**values)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None

@@ -1,0 +1,90 @@
+"""Keys and values of the tokens decoded so far, in arrays of static size.
+
+A cache is a pytree with methods that assign to its fields. Inside a traced function that is
+functional all the same: each trace unflattens an object of its own, and what the function
+returns is its final state.
+"""
+
+import dataclasses
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jax_transformer.models.encoder_decoder import TransformerDecoder
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class KeyValueCache:
+    """The first `length` of S slots hold keys and values; the rest is zero and must be masked.
+
+    Keys and values are kept as projected, `[B, S, N, H]`.
+    """
+
+    key: Float[Array, "B S N H"]
+    value: Float[Array, "B S N H"]
+    length: Int[Array, ""]
+
+    @classmethod
+    def empty(cls, like: Float[Array, "B _ N H"], size: int) -> Self:
+        """A cache of `size` free slots, in the dtype of `like`."""
+        batch, _, heads, width = like.shape
+        zeros = jnp.zeros((batch, size, heads, width), like.dtype)
+        return cls(zeros, zeros, jnp.int32(0))
+
+    @classmethod
+    def full(cls, key: Float[Array, "B S N H"], value: Float[Array, "B S N H"]) -> Self:
+        """A cache that holds exactly these."""
+        return cls(key, value, jnp.int32(key.shape[1]))
+
+    def update(
+        self, key: Float[Array, "B T N H"], value: Float[Array, "B T N H"]
+    ) -> tuple[Float[Array, "B S N H"], Float[Array, "B S N H"]]:
+        """Write T tokens after those held and return all slots.
+
+        The caller keeps `length + T` within the slots: XLA would clamp the place of a write
+        past the end and overwrite the last ones.
+        """
+        self.key = jax.lax.dynamic_update_slice_in_dim(self.key, key, self.length, axis=1)
+        self.value = jax.lax.dynamic_update_slice_in_dim(self.value, value, self.length, axis=1)
+        self.length = self.length + key.shape[1]
+        return self.read()
+
+    def read(self) -> tuple[Float[Array, "B S N H"], Float[Array, "B S N H"]]:
+        """All slots."""
+        return self.key, self.value
+
+    def grow(self, size: int) -> Self:
+        """The same with `size` slots."""
+        free = [(0, 0), (0, size - self.key.shape[1]), (0, 0), (0, 0)]
+        return dataclasses.replace(
+            self, key=jnp.pad(self.key, free), value=jnp.pad(self.value, free)
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class DecoderLayerCache:
+    """What one decoder layer remembers: its own tokens, and the encoder's output projected."""
+
+    self_attn: KeyValueCache
+    cross_attn: KeyValueCache
+
+
+def start_cache(
+    decoder: TransformerDecoder, enc_output: Float[Array, "B S D"], size: int
+) -> list[DecoderLayerCache]:
+    """One entry a layer: `size` free slots, and the cross-attention's keys and values, computed
+    here once."""
+    caches = []
+    for layer in decoder.layers:
+        cross = KeyValueCache.full(*layer.cross_attn.project_key_value(enc_output, enc_output))
+        caches.append(DecoderLayerCache(KeyValueCache.empty(cross.key, size), cross))
+    return caches
+
+
+def grow_cache(caches: list[DecoderLayerCache], size: int) -> list[DecoderLayerCache]:
+    """The same with `size` slots for tokens."""
+    return [dataclasses.replace(cache, self_attn=cache.self_attn.grow(size)) for cache in caches]

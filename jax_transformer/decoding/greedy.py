@@ -1,0 +1,121 @@
+"""Greedy decoding: one compiled program that runs until every row has ended."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Int
+
+from jax_transformer.config import BOS_ID, EOS_ID, PAD_ID
+from jax_transformer.decoding.cache import DecoderLayerCache, grow_cache, start_cache
+from jax_transformer.errors import InputError
+from jax_transformer.models.encoder_decoder import Transformer
+from jax_transformer.models.parameters import Tree, split
+
+FIRST_SEGMENT = 64
+"""Slots of the first cache. Attention reads all slots at each step, so the cache starts small
+and doubles: time stays proportional to what has been decoded, and each size is one loop."""
+
+
+class DecodeState(NamedTuple):
+    """The carry of the loop."""
+
+    length: Int[Array, ""]
+    """Tokens so far, the start token included."""
+    tokens: Int[Array, "B T"]
+    ended: Bool[Array, " B"]
+    caches: list[DecoderLayerCache]
+
+
+def greedy_decode(
+    model: Transformer,
+    src: Int[Array, "B S"],
+    max_len: int = 50,
+    bos_idx: int = BOS_ID,
+    eos_idx: int = EOS_ID,
+    src_mask: Bool[Array, "B 1 1 S"] | None = None,
+) -> Int[Array, "B T"]:
+    """Start token and up to `max_len` most likely tokens, `[B, 1 + max_len]`.
+
+    A row that has ended stays ended: padding follows its end token, and decoding stops when all
+    rows have. A row without any source token has ended at once. Equal logits: the lowest id.
+
+    Raises:
+        InputError: `max_len` is beyond the position table.
+    """
+    graphdef, params, buffers = split(model)
+    src_mask = model.make_src_mask(src) if src_mask is None else src_mask
+    check_length(max_len, model.config.max_len)
+    return decode(
+        graphdef, params, buffers, src, src_mask, max_len=max_len, bos_idx=bos_idx, eos_idx=eos_idx
+    )
+
+
+def check_length(max_len: int, table: int) -> None:
+    """Refuse to decode more tokens than there are positions.
+
+    Raises:
+        InputError: as said.
+    """
+    if not 1 <= max_len <= table:
+        raise InputError(
+            f"max_len={max_len}: the model decodes 1 to {table} tokens, the rows of its "
+            f"position table"
+        )
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "max_len", "bos_idx", "eos_idx"))
+def decode(
+    graphdef: nnx.GraphDef,
+    params: Tree,
+    buffers: Tree,
+    src: Int[Array, "B S"],
+    src_mask: Bool[Array, "B 1 1 S"],
+    *,
+    max_len: int,
+    bos_idx: int = BOS_ID,
+    eos_idx: int = EOS_ID,
+) -> Int[Array, "B T"]:
+    """`greedy_decode` over split parameters: compiles once for each shape of `src` and `max_len`."""
+    model = nnx.merge(graphdef, params, buffers)
+    enc_output = model.encode(src, src_mask)
+    batch = src.shape[0]
+    state = DecodeState(
+        length=jnp.int32(1),
+        tokens=jnp.full((batch, 1 + max_len), PAD_ID, jnp.int32).at[:, 0].set(bos_idx),
+        ended=~src_mask.any(axis=(1, 2, 3)),
+        caches=start_cache(model.decoder, enc_output, min(FIRST_SEGMENT, max_len)),
+    )
+
+    def step(state: DecodeState) -> DecodeState:
+        index = state.length - 1
+        token = jax.lax.dynamic_slice_in_dim(state.tokens, index, 1, axis=1)
+        slots = state.caches[0].self_attn.key.shape[1]
+        tgt_mask = (jnp.arange(slots) <= index)[None, None, None, :]
+        positions = jnp.broadcast_to(index, (batch, 1))
+        dec_output = model.decoder.step(token, state.caches, src_mask, tgt_mask, positions)
+        best = jnp.argmax(model.project(dec_output)[:, 0], axis=-1).astype(jnp.int32)
+        best = jnp.where(state.ended, PAD_ID, best)
+        tokens = jax.lax.dynamic_update_slice_in_dim(
+            state.tokens, best[:, None], state.length, axis=1
+        )
+        return DecodeState(state.length + 1, tokens, state.ended | (best == eos_idx), state.caches)
+
+    for size in segment_sizes(max_len):
+        state = state._replace(caches=grow_cache(state.caches, size))
+        state = jax.lax.while_loop(
+            lambda state, size=size: (state.length <= size) & ~state.ended.all(), step, state
+        )
+    return state.tokens
+
+
+def segment_sizes(max_len: int) -> list[int]:
+    """Cache sizes that double from `FIRST_SEGMENT` up to `max_len`."""
+    sizes = []
+    size = FIRST_SEGMENT
+    while size < max_len:
+        sizes.append(size)
+        size *= 2
+    return [*sizes, max_len]

@@ -1,0 +1,85 @@
+"""Absolute position encodings, added to the embeddings."""
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from jax_transformer.errors import InputError
+from jax_transformer.layers.dropout import Dropout
+from jax_transformer.layers.linear import Embedding
+
+
+class Buffer(nnx.Variable):
+    """Saved and ported with the model, never trained: PyTorch's `register_buffer`."""
+
+
+def sinusoidal_table(max_len: int, d_model: int) -> np.ndarray:
+    """`pe[p, 2i] = sin(p / 10000^(2i/D))`, `pe[p, 2i+1] = cos(p / 10000^(2i/D))`, `[max_len, D]`.
+
+    In float64: angles of thousands of radians lose four digits in float32. An odd D has one
+    cosine column fewer than sines. Source: Vaswani et al. 2017, section 3.5.
+    """
+    position = np.arange(max_len, dtype=np.float64)[:, None]
+    div_term = np.exp(np.arange(0, d_model, 2, dtype=np.float64) * (-np.log(10000.0) / d_model))
+    pe = np.zeros((max_len, d_model))
+    pe[:, 0::2] = np.sin(position * div_term)
+    pe[:, 1::2] = np.cos(position * div_term[: d_model // 2])
+    return pe
+
+
+class SinusoidalPositionalEncoding(nnx.Module):
+    """`y = dropout(x + pe[positions])` with the fixed table of `sinusoidal_table`."""
+
+    def __init__(self, d_model: int, max_len: int = 5000, dropout: float = 0.1):
+        self.dropout = Dropout(dropout)
+        self.pe = Buffer(jnp.asarray(sinusoidal_table(max_len, d_model)[None], jnp.float32))
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        positions: Int[Array, "B T"] | None = None,
+        *,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Add the rows of `positions` (default 0, 1, ...).
+
+        Raises:
+            InputError: x is longer than the table. Explicit positions past its end are not seen
+                here (they are traced values) and give NaN.
+        """
+        rows = table_rows(self.pe[0], x.shape[1], positions)
+        return self.dropout(x + rows.astype(x.dtype), dropout_key)
+
+
+class LearnedPositionalEncoding(nnx.Module):
+    """`y = dropout(x + pos_embedding[positions])` with a trained table `[max_len, D]`."""
+
+    def __init__(self, d_model: int, max_len: int = 512, dropout: float = 0.1, *, rngs: nnx.Rngs):
+        self.pos_embedding = Embedding(max_len, d_model, rngs=rngs)
+        self.dropout = Dropout(dropout)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        positions: Int[Array, "B T"] | None = None,
+        *,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """As `SinusoidalPositionalEncoding.__call__`."""
+        rows = table_rows(self.pos_embedding.embedding[...], x.shape[1], positions)
+        return self.dropout(x + rows.astype(x.dtype), dropout_key)
+
+
+def table_rows(
+    table: Float[Array, "max_len D"], length: int, positions: Int[Array, "B T"] | None
+) -> Float[Array, "... T D"]:
+    """The rows of `positions`, or the first `length` ones."""
+    if length > table.shape[0]:
+        raise InputError(
+            f"a sequence of {length} tokens is longer than the position table of "
+            f"{table.shape[0]} rows: shorten it or raise max_len"
+        )
+    if positions is None:
+        return table[:length]
+    return jnp.take(table, positions, axis=0, mode="fill", fill_value=jnp.nan)

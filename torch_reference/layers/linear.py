@@ -1,0 +1,19 @@
+"""The projection to logits. Every other affine map is an `nn.Linear` as it is."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class OutputProjection(nn.Linear):
+    """Logits `x W^T + b` in float32 or wider, W `[V, D]` its own or an embedding table.
+
+    To tie, assign the table's parameter to `weight`. Source: Press and Wolf 2017.
+    """
+
+    def __init__(self, d_model: int, vocab_size: int):
+        super().__init__(d_model, vocab_size)
+
+    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return nn.functional.linear(x.to(wide), self.weight.to(wide), self.bias.to(wide))
