@@ -1,7 +1,8 @@
 """What a model is: plain Python that imports neither framework, shared by both."""
 
 import dataclasses
-from typing import Any, Literal
+import difflib
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from jax_transformer.errors import InputError
 
@@ -21,17 +22,13 @@ TiedTables = Literal["none", "decoder", "all"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The hyperparameters of an encoder-decoder Transformer.
+class Architecture:
+    """The hyperparameters of an encoder-decoder Transformer, but for its vocabularies.
 
     The defaults are the "base" model of Vaswani et al. 2017, table 3, with the exact GELU in
     place of ReLU as in the lecture document.
     """
 
-    src_vocab_size: int
-    """Number of source token ids."""
-    tgt_vocab_size: int
-    """Number of target token ids, and the width of the logits."""
     d_model: int = 512
     """Width D of the residual stream."""
     num_heads: int = 8
@@ -39,7 +36,9 @@ class ModelConfig:
     d_ff: int = 2048
     """Inner width F of the feed-forward layers."""
     num_encoder_layers: int = 6
+    """Layers of the encoder."""
     num_decoder_layers: int = 6
+    """Layers of the decoder."""
     max_len: int = 5000
     """Rows of the position table: the longest sequence that the model accepts."""
     dropout: float = 0.1
@@ -49,24 +48,21 @@ class ModelConfig:
     activation: Activation = "gelu"
     """`gelu`: x Phi(x), exact. `relu`: max(x, 0), the paper."""
     position_encoding: PositionEncoding = "sinusoidal"
+    """`sinusoidal`: a fixed table. `learned`: a trained one."""
     tied_tables: TiedTables = "none"
     """Which tables are one: `decoder` ties the output projection to the target embedding,
     `all` the source embedding too (needs one vocabulary)."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "src_vocab_size",
-            "tgt_vocab_size",
+        check_positive(
+            self,
             "d_model",
             "num_heads",
             "d_ff",
             "num_encoder_layers",
             "num_decoder_layers",
             "max_len",
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"{name}={value!r}: must be a whole number of at least 1")
+        )
         if self.d_model % self.num_heads:
             raise InputError(
                 f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}: "
@@ -74,15 +70,24 @@ class ModelConfig:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"dropout={self.dropout!r}: must be at least 0 and below 1")
-        for name, choices in (
-            ("norm_placement", ("post", "pre")),
-            ("activation", ("gelu", "relu")),
-            ("position_encoding", ("sinusoidal", "learned")),
-            ("tied_tables", ("none", "decoder", "all")),
-        ):
-            value = getattr(self, name)
-            if value not in choices:
-                raise InputError(f"{name}={value!r}: must be one of {', '.join(choices)}")
+        check_choice(self, "norm_placement", NormPlacement)
+        check_choice(self, "activation", Activation)
+        check_choice(self, "position_encoding", PositionEncoding)
+        check_choice(self, "tied_tables", TiedTables)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(Architecture):
+    """An architecture and its vocabularies: everything that defines a model."""
+
+    src_vocab_size: int
+    """Number of source token ids."""
+    tgt_vocab_size: int
+    """Number of target token ids, and the width of the logits."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "src_vocab_size", "tgt_vocab_size")
         if self.tied_tables == "all" and self.src_vocab_size != self.tgt_vocab_size:
             raise InputError(
                 f"tied_tables='all' with src_vocab_size={self.src_vocab_size} and "
@@ -90,28 +95,39 @@ class ModelConfig:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values, for JSON."""
+        """The fields as plain values: for JSON, and the arguments of `Transformer`."""
         return dataclasses.asdict(self)
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any], *, place: str = "config") -> "ModelConfig":
-        """The inverse of `to_dict`.
 
-        Raises:
-            InputError: a key that is unknown or missing, or a value out of range.
-        """
-        return from_dict(cls, values, place=place)
+def check_positive(config: Any, *names: str) -> None:
+    """Raise InputError unless each field is a whole number of at least 1."""
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{name}={value!r}: must be a whole number of at least 1")
 
 
-def from_dict(cls: type, values: dict[str, Any], *, place: str) -> Any:
-    """Build the dataclass `cls` from `values`, refusing keys that it does not have.
+def check_choice(config: Any, name: str, choices: Any) -> None:
+    """Raise InputError unless the field is one of the values of a `Literal`."""
+    value = getattr(config, name)
+    if value not in get_args(choices):
+        raise InputError(f"{name}={value!r}: must be one of {', '.join(get_args(choices))}")
+
+
+Config = TypeVar("Config")
+
+
+def from_dict(cls: type[Config], values: Any, *, place: str) -> Config:
+    """Build the dataclass `cls` from `values` (as `dataclasses.asdict` gives them).
+
+    Fields that are dataclasses themselves are built from nested dicts.
 
     Raises:
         InputError: an unknown key (with the nearest names), a missing key, a bad value.
     """
-    import difflib
-
-    fields = {field.name: field for field in dataclasses.fields(cls)}
+    if not isinstance(values, dict):
+        raise InputError(f"{place}: must be an object with named values, not {values!r}")
+    fields: dict[str, Any] = {field.name: field for field in dataclasses.fields(cast(Any, cls))}
     for key in values:
         if key not in fields:
             near = difflib.get_close_matches(key, fields, n=3) or sorted(fields)
@@ -122,7 +138,12 @@ def from_dict(cls: type, values: dict[str, Any], *, place: str) -> Any:
         )
         if required and name not in values:
             raise InputError(f"{place}: key {name!r} is missing")
+    nested = {
+        name: from_dict(field.type, values[name], place=f"{place}.{name}")
+        for name, field in fields.items()
+        if name in values and dataclasses.is_dataclass(field.type)
+    }
     try:
-        return cls(**values)
+        return cls(**(values | nested))
     except InputError as error:
         raise InputError(f"{place}: {error}") from None

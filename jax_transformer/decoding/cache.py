@@ -6,7 +6,6 @@ returns is its final state.
 """
 
 import dataclasses
-from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -28,14 +27,14 @@ class KeyValueCache:
     length: Int[Array, ""]
 
     @classmethod
-    def empty(cls, like: Float[Array, "B _ N H"], size: int) -> Self:
+    def empty(cls, like: Float[Array, "B _ N H"], size: int) -> "KeyValueCache":
         """A cache of `size` free slots, in the dtype of `like`."""
         batch, _, heads, width = like.shape
         zeros = jnp.zeros((batch, size, heads, width), like.dtype)
         return cls(zeros, zeros, jnp.int32(0))
 
     @classmethod
-    def full(cls, key: Float[Array, "B S N H"], value: Float[Array, "B S N H"]) -> Self:
+    def full(cls, key: Float[Array, "B S N H"], value: Float[Array, "B S N H"]) -> "KeyValueCache":
         """A cache that holds exactly these."""
         return cls(key, value, jnp.int32(key.shape[1]))
 
@@ -56,7 +55,7 @@ class KeyValueCache:
         """All slots."""
         return self.key, self.value
 
-    def grow(self, size: int) -> Self:
+    def grow(self, size: int) -> "KeyValueCache":
         """The same with `size` slots."""
         free = [(0, 0), (0, size - self.key.shape[1]), (0, 0), (0, 0)]
         return dataclasses.replace(

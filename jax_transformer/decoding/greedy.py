@@ -78,7 +78,7 @@ def decode(
     bos_idx: int = BOS_ID,
     eos_idx: int = EOS_ID,
 ) -> Int[Array, "B T"]:
-    """`greedy_decode` over split parameters: compiles once for each shape of `src` and `max_len`."""
+    """`greedy_decode` over split parameters; compiles for each `max_len` and shape of `src`."""
     model = nnx.merge(graphdef, params, buffers)
     enc_output = model.encode(src, src_mask)
     batch = src.shape[0]

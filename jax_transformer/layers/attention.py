@@ -1,6 +1,6 @@
 """Scaled dot-product attention with several heads."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,12 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from jax_transformer.layers.dropout import Dropout
-from jax_transformer.layers.linear import linear
+from jax_transformer.layers.fusion import materialize
+from jax_transformer.layers.linear import Linear
+from jax_transformer.layers.mask import check_boolean
 
 
+@runtime_checkable
 class KeyValueStore(Protocol):
     """Keys and values of earlier calls (see `decoding.cache`)."""
 
@@ -37,20 +40,45 @@ def dot_product_attention(
     """`softmax(Q K^T / sqrt(H)) V`, and the weights before dropout.
 
     Scores and softmax are in float32 or wider. A query that may attend to nothing gives zeros,
-    forwards and backwards: its scores are filled with the lowest finite number, so that softmax
-    stays finite, and its weights are zeroed. (The lecture document fills with -inf, which gives
-    NaN there.) Source: Vaswani et al. 2017, section 3.2.1.
+    forwards and backwards (the lecture document gives NaN there). Source: Vaswani et al. 2017,
+    section 3.2.1.
+
+    Raises:
+        InputError: a mask of numbers.
     """
     wide = jnp.promote_types(query.dtype, jnp.float32)
     scores = jnp.einsum("BTNH,BSNH->BNTS", query, key, preferred_element_type=wide)
     scores = scores * query.shape[-1] ** -0.5
     if mask is not None:
-        scores = jnp.where(mask, scores, jnp.finfo(wide).min)
-    weights = jax.nn.softmax(scores, axis=-1)
-    if mask is not None:
-        weights = jnp.where(mask.any(axis=-1, keepdims=True), weights, 0)
+        check_boolean(mask)
+        scores = jnp.where(mask, scores, -jnp.inf)
+    weights = softmax(scores)
     dropped = weights if dropout is None else dropout(weights, dropout_key)
     return jnp.einsum("BNTS,BSNH->BTNH", dropped.astype(value.dtype), value), weights
+
+
+@jax.custom_vjp
+def softmax(scores: Float[Array, "B N T S"]) -> Float[Array, "B N T S"]:
+    """`exp(x) / sum(exp(x))` over the last axis; a row of nothing but -inf gives zeros."""
+    return _softmax_forward(scores)[0]
+
+
+def _softmax_forward(scores: Float[Array, "B N T S"]) -> tuple[Array, Array]:
+    highest = jnp.maximum(scores.max(axis=-1, keepdims=True), jnp.finfo(scores.dtype).min)
+    exponentials = materialize(jnp.exp(scores - highest))
+    total = exponentials.sum(axis=-1, keepdims=True)
+    weights = materialize(exponentials / jnp.where(total > 0, total, 1.0))
+    return weights, weights
+
+
+def _softmax_backward(
+    weights: Float[Array, "B N T S"], gradient: Float[Array, "B N T S"]
+) -> tuple[Array]:
+    mean = materialize((weights * gradient).sum(axis=-1, keepdims=True))
+    return (weights * (gradient - mean),)
+
+
+softmax.defvjp(_softmax_forward, _softmax_backward)
 
 
 class MultiHeadAttention(nnx.Module):
@@ -63,10 +91,10 @@ class MultiHeadAttention(nnx.Module):
 
     def __init__(self, d_model: int, num_heads: int, dropout: float = 0.1, *, rngs: nnx.Rngs):
         self.num_heads = num_heads
-        self.q_proj = linear(d_model, d_model, rngs=rngs)
-        self.k_proj = linear(d_model, d_model, rngs=rngs)
-        self.v_proj = linear(d_model, d_model, rngs=rngs)
-        self.out_proj = linear(d_model, d_model, rngs=rngs)
+        self.q_proj = Linear(d_model, d_model, rngs=rngs)
+        self.k_proj = Linear(d_model, d_model, rngs=rngs)
+        self.v_proj = Linear(d_model, d_model, rngs=rngs)
+        self.out_proj = Linear(d_model, d_model, rngs=rngs)
         self.dropout = Dropout(dropout)
 
     def __call__(
@@ -74,15 +102,16 @@ class MultiHeadAttention(nnx.Module):
         query: Float[Array, "B T D"],
         key: Float[Array, "B S D"] | None,
         value: Float[Array, "B S D"] | None,
-        mask: Bool[Array, "#B #N #T #S"] | None = None,
+        mask: Bool[Array, "#B #N #T _"] | None = None,
         *,
         cache: KeyValueStore | None = None,
         dropout_key: Key[Array, ""] | None = None,
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"]]:
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T _"]]:
         """Output and attention weights.
 
         With a `cache` the projected keys and values join those already there, and the query
-        attends to all; `key=None` reads the cache as it is.
+        attends to all; `key=None` reads the cache as it is. Mask and weights are as wide as
+        the keys attended to.
         """
         q = self.split_heads(self.q_proj(query))
         if key is None or value is None:

@@ -1,6 +1,6 @@
 """Encoder and decoder layers, with the norm after each sublayer or before it."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
@@ -12,6 +12,7 @@ from jax_transformer.layers.feedforward import FeedForward
 from jax_transformer.layers.normalization import LayerNorm
 
 
+@runtime_checkable
 class LayerStore(Protocol):
     """What a decoder layer remembers between calls (see `decoding.cache`)."""
 

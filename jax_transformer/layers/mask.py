@@ -1,7 +1,9 @@
 """Boolean attention masks, True = may attend, shaped to broadcast over `[B, N, T, S]`."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Shaped
+
+from jax_transformer.errors import InputError
 
 
 def create_padding_mask(seq: Int[Array, "B S"], pad_idx: int = 0) -> Bool[Array, "B 1 1 S"]:
@@ -39,3 +41,15 @@ def positions_from_padding_mask(mask: Bool[Array, "B 1 1 S"]) -> Int[Array, "B S
     `max(cumsum(mask) - 1, 0)`: padding on the left is at 0 with the first token.
     """
     return jnp.maximum(jnp.cumsum(mask[:, 0, 0, :], axis=-1, dtype=jnp.int32) - 1, 0)
+
+
+def check_boolean(mask: Shaped[Array, "..."]) -> None:
+    """Refuse numbers in place of truth values: 0 may mean "hide" or "add nothing".
+
+    Raises:
+        InputError: the mask's dtype is not bool.
+    """
+    if mask.dtype != jnp.bool_:
+        raise InputError(
+            f"an attention mask of {mask.dtype}: must be boolean, True where a query may attend"
+        )

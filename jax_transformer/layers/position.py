@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jax_transformer.errors import InputError
 from jax_transformer.layers.dropout import Dropout
-from jax_transformer.layers.linear import Embedding
+from jax_transformer.layers.linear import Embedding, table_rows
 
 
 class Buffer(nnx.Variable):
@@ -45,10 +45,10 @@ class SinusoidalPositionalEncoding(nnx.Module):
         """Add the rows of `positions` (default 0, 1, ...).
 
         Raises:
-            InputError: x is longer than the table. Explicit positions past its end are not seen
+            InputError: x is longer than the table. Explicit positions outside it are not seen
                 here (they are traced values) and give NaN.
         """
-        rows = table_rows(self.pe[0], x.shape[1], positions)
+        rows = position_rows(self.pe[0], x.shape[1], positions)
         return self.dropout(x + rows.astype(x.dtype), dropout_key)
 
 
@@ -67,11 +67,11 @@ class LearnedPositionalEncoding(nnx.Module):
         dropout_key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B T D"]:
         """As `SinusoidalPositionalEncoding.__call__`."""
-        rows = table_rows(self.pos_embedding.embedding[...], x.shape[1], positions)
+        rows = position_rows(self.pos_embedding.embedding[...], x.shape[1], positions)
         return self.dropout(x + rows.astype(x.dtype), dropout_key)
 
 
-def table_rows(
+def position_rows(
     table: Float[Array, "max_len D"], length: int, positions: Int[Array, "B T"] | None
 ) -> Float[Array, "... T D"]:
     """The rows of `positions`, or the first `length` ones."""
@@ -82,4 +82,4 @@ def table_rows(
         )
     if positions is None:
         return table[:length]
-    return jnp.take(table, positions, axis=0, mode="fill", fill_value=jnp.nan)
+    return table_rows(table, positions)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-Tree = Any
+Tree = Any  # a nested dict of arrays
 
 
 def apply_layers(
@@ -40,6 +40,14 @@ def apply_layers(
 def layer_key(dropout_key: Key[Array, ""] | None, index: int | Array) -> Key[Array, ""] | None:
     """The key of layer `index`: the same listed and stacked."""
     return None if dropout_key is None else jax.random.fold_in(dropout_key, index)
+
+
+def stack_template(model: Any) -> Any:
+    """Make `model` take stacked parameters: its encoder's and decoder's lists of layers become
+    one layer each, whose parameters `stack_layers` gives a leading axis. Returns the model."""
+    for half in (model.encoder, model.decoder):
+        half.layers = half.layers[0]
+    return model
 
 
 def stack_layers(tree: Tree) -> Tree:

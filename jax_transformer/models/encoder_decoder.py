@@ -1,7 +1,6 @@
 """The encoder-decoder Transformer."""
 
 import math
-from typing import Self
 
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -88,6 +87,8 @@ class TransformerEncoder(nnx.Module):
         """The encoder's output."""
         keys = fold_keys(dropout_key, 2)
         table = self.embedding if embedding is None else embedding
+        if table is None:
+            raise TypeError("an encoder without a table of its own needs one: embedding=...")
         x = table(src) * self.scale
         x = self.pos_encoding(x, positions, dropout_key=keys[0])
         x = apply_layers(
@@ -270,7 +271,7 @@ class Transformer(nnx.Module):
         )
 
     @classmethod
-    def from_config(cls, config: ModelConfig, *, rngs: nnx.Rngs) -> Self:
+    def from_config(cls, config: ModelConfig, *, rngs: nnx.Rngs) -> "Transformer":
         """The model that `config` describes."""
         return cls(**config.to_dict(), rngs=rngs)
 

@@ -8,7 +8,8 @@ from flax import nnx
 
 from jax_transformer.errors import InputError
 
-Tree = dict[Any, Any]
+# A nested dict of arrays, lists of layers under the keys 0, 1, ...
+Tree = Any
 Model = TypeVar("Model", bound=nnx.Module)
 
 

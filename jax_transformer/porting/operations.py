@@ -1,4 +1,4 @@
-"""What a rule does to a tensor on its way: layout only, each with its inverse and its shape rule."""
+"""What a rule does to a tensor: a change of layout, with its inverse and its shape rule."""
 
 import dataclasses
 from typing import Protocol

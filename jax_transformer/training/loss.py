@@ -31,7 +31,7 @@ def cross_entropy(
     ignore_index: int = IGNORED_LABEL,
     label_smoothing: float = 0.0,
 ) -> LossSum:
-    """`sum_i (1 - e) (-log p_i[y_i]) + e mean_v(-log p_i[v])` over labels other than `ignore_index`.
+    """`sum_i (1 - e) (-log p_i[y_i]) + e mean_v(-log p_i[v])`, labels of `ignore_index` left out.
 
     The smoothing e is spread over all V classes, the label's own included, as
     `torch.nn.functional.cross_entropy` does (Szegedy et al. 2016, section 7). In float32 or
@@ -39,10 +39,12 @@ def cross_entropy(
     """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     valid = labels != ignore_index
-    # Replaced before the gather: an ignored label is no index, and NaN * 0 is NaN.
-    safe = jnp.where(valid, labels, 0)
+    # Replaced before the gather: an ignored label is no index, and NaN * 0 is NaN. Any other
+    # label outside the vocabulary reads NaN; a negative one would count from the end.
+    vocab_size = logits.shape[-1]
+    safe = jnp.where(valid, jnp.where(labels < 0, vocab_size, labels), 0)
     normalizer = jax.nn.logsumexp(logits, axis=-1)
-    picked = jnp.take_along_axis(logits, safe[..., None], axis=-1)[..., 0]
+    picked = jnp.take_along_axis(logits, safe[..., None], axis=-1, mode="fill")[..., 0]
     expected = (1.0 - label_smoothing) * picked + label_smoothing * logits.mean(axis=-1)
     losses = jnp.where(valid, normalizer - expected, 0.0)
     return LossSum(losses.sum(), valid.sum())

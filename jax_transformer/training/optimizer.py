@@ -29,7 +29,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
         return ClipState(jnp.zeros((), jnp.result_type(float)))
 
     def update(
-        updates: optax.Updates, state: ClipState, params: optax.Params | None = None
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, ClipState]:
         del state, params
         norm = optax.global_norm(updates)

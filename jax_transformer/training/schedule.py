@@ -1,5 +1,6 @@
 """Learning rates as optax schedules: functions of the number of updates made before."""
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -11,7 +12,7 @@ def noam_schedule(d_model: float, warmup_steps: int = 4000, scale: float = 1.0) 
     2017, section 5.3.
     """
 
-    def schedule(count: jnp.typing.ArrayLike) -> jnp.typing.ArrayLike:
+    def schedule(count: jax.typing.ArrayLike) -> jax.typing.ArrayLike:
         return scale * noam_rate(jnp.asarray(count) + 1, d_model, warmup_steps)
 
     return schedule
@@ -26,15 +27,15 @@ def noam_document_schedule(
     update moves nothing and update k has the rate of step k - 1.
     """
 
-    def schedule(count: jnp.typing.ArrayLike) -> jnp.typing.ArrayLike:
+    def schedule(count: jax.typing.ArrayLike) -> jax.typing.ArrayLike:
         return scale * noam_rate(count, d_model, warmup_steps)
 
     return schedule
 
 
 def noam_rate(
-    step: jnp.typing.ArrayLike, d_model: float, warmup_steps: int
-) -> jnp.typing.ArrayLike:
+    step: jax.typing.ArrayLike, d_model: float, warmup_steps: int
+) -> jax.typing.ArrayLike:
     """The formula, 0 at step 0."""
     step = jnp.asarray(step, dtype=jnp.result_type(float))
     decay = jnp.maximum(step, 1.0) ** -0.5

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from jax_transformer.config import IGNORED_LABEL
-from jax_transformer.data.batches import Batch
 from jax_transformer.layers.mask import create_decoder_length_mask, create_length_mask
 from jax_transformer.models.parameters import Tree, cast
 from jax_transformer.training.loss import LossSum, cross_entropy
@@ -24,6 +23,8 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
     step: Int[Array, ""]
     """Updates made."""
+    average: Tree | None
+    """The running average of the parameters, if one is kept."""
 
 
 class StepMetrics(NamedTuple):
@@ -38,14 +39,15 @@ def batch_loss(
     graphdef: nnx.GraphDef,
     params: Tree,
     buffers: Tree,
-    batch: Batch,
+    batch: Any,
     *,
     label_smoothing: float = 0.0,
     dropout_key: Key[Array, ""] | None = None,
 ) -> LossSum:
     """Teacher-forced loss: `decoder_input` (start token first) predicts `labels` (end token last).
 
-    Masks come from the lengths of the rows.
+    `batch` has the fields of `data.batches.Batch`, as arrays. Masks come from the lengths of the
+    rows.
     """
     model = nnx.merge(graphdef, params, buffers)
     src_mask = create_length_mask(batch.source_lengths, batch.source.shape[1])
@@ -63,18 +65,17 @@ def make_train_step(
     label_smoothing: float = 0.1,
     dropout_key: Key[Array, ""] | None = None,
     compute_dtype: jax.typing.DTypeLike | None = None,
-) -> Callable[[TrainState, Tree, Batch], tuple[TrainState, StepMetrics]]:
+    average_decay: float = 0.0,
+) -> Callable[[TrainState, Tree, Any], tuple[TrainState, StepMetrics]]:
     """The jitted `(state, buffers, batch) -> (state, metrics)`; the state's memory is reused.
 
     The dropout key of a step is `fold_in(dropout_key, state.step)`; no key, no dropout. With a
     `compute_dtype` the forward and backward passes run on a copy of the parameters in that
-    dtype; parameters, gradients' sum and moments stay as they are.
+    dtype; parameters, gradients and moments stay as they are.
     """
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def train_step(
-        state: TrainState, buffers: Tree, batch: Batch
-    ) -> tuple[TrainState, StepMetrics]:
+    def train_step(state: TrainState, buffers: Tree, batch: Any) -> tuple[TrainState, StepMetrics]:
         key = None if dropout_key is None else jax.random.fold_in(dropout_key, state.step)
 
         def mean_loss(params: Tree) -> tuple[Array, LossSum]:
@@ -94,11 +95,32 @@ def make_train_step(
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = StepMetrics(loss, optax.tree_utils.tree_get(opt_state, "gradient_norm"))
-        return TrainState(params, opt_state, state.step + 1), metrics
+        average = update_average(state.average, params, state.step, average_decay)
+        return TrainState(params, opt_state, state.step + 1, average), metrics
 
     return train_step
 
 
-def start_state(params: Tree, optimizer: optax.GradientTransformation) -> TrainState:
+def start_state(
+    params: Tree, optimizer: optax.GradientTransformation, *, average_decay: float = 0.0
+) -> TrainState:
     """The state before the first step."""
-    return TrainState(params, optimizer.init(params), jnp.int32(0))
+    average = jax.tree.map(jnp.copy, params) if average_decay else None
+    return TrainState(params, optimizer.init(params), jnp.int32(0), average)
+
+
+def update_average(
+    average: Tree | None, params: Tree, step: Int[Array, ""], decay: float
+) -> Tree | None:
+    """`average = d average + (1 - d) params`, `d = min(decay, (1 + step) / (10 + step))`.
+
+    The smaller d of the first steps lets the average leave the initial values. Source: Polyak
+    and Juditsky 1992; Vaswani et al. 2017, section 6.1, average checkpoints to the same end.
+    """
+    if average is None:
+        return None
+    step = step.astype(jnp.result_type(float))
+    weight = 1.0 - jnp.minimum(decay, (1.0 + step) / (10.0 + step))
+    return jax.tree.map(
+        lambda mean, leaf: mean + weight.astype(leaf.dtype) * (leaf - mean), average, params
+    )

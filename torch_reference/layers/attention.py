@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from torch_reference.layers.mask import check_boolean
+
 
 def dot_product_attention(
     query: Float[Tensor, "B T N H"],
@@ -16,14 +18,17 @@ def dot_product_attention(
     """`softmax(Q K^T / sqrt(H)) V`, and the weights before dropout.
 
     Scores and softmax are in float32 or wider. A query that may attend to nothing gives zeros,
-    forwards and backwards: its scores are filled with the lowest finite number, so that softmax
-    stays finite, and its weights are zeroed. (The lecture document fills with -inf, which gives
-    NaN there.) Source: Vaswani et al. 2017, section 3.2.1.
+    forwards and backwards (the lecture document gives NaN there). Source: Vaswani et al. 2017,
+    section 3.2.1.
+
+    Raises:
+        InputError: a mask of numbers.
     """
     wide = torch.promote_types(query.dtype, torch.float32)
     scores = torch.einsum("btnh,bsnh->bnts", query.to(wide), key.to(wide))
     scores = scores * query.shape[-1] ** -0.5
     if mask is not None:
+        check_boolean(mask)
         scores = scores.masked_fill(~mask, torch.finfo(wide).min)
     weights = scores.softmax(dim=-1)
     if mask is not None:

@@ -14,6 +14,6 @@ class OutputProjection(nn.Linear):
     def __init__(self, d_model: int, vocab_size: int):
         super().__init__(d_model, vocab_size)
 
-    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return nn.functional.linear(x.to(wide), self.weight.to(wide), self.bias.to(wide))
+    def forward(self, input: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        wide = torch.promote_types(input.dtype, torch.float32)
+        return nn.functional.linear(input.to(wide), self.weight.to(wide), self.bias.to(wide))

@@ -1,8 +1,10 @@
 """Boolean attention masks, True = may attend, shaped to broadcast over `[B, N, T, S]`."""
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+
+from jax_transformer.errors import InputError
 
 
 def create_padding_mask(seq: Int[Tensor, "B S"], pad_idx: int = 0) -> Bool[Tensor, "B 1 1 S"]:
@@ -42,3 +44,15 @@ def positions_from_padding_mask(mask: Bool[Tensor, "B 1 1 S"]) -> Int[Tensor, "B
     `max(cumsum(mask) - 1, 0)`: padding on the left is at 0 with the first token.
     """
     return (torch.cumsum(mask[:, 0, 0, :], dim=-1, dtype=torch.int32) - 1).clamp(min=0)
+
+
+def check_boolean(mask: Shaped[Tensor, "..."]) -> None:
+    """Refuse numbers in place of truth values: 0 may mean "hide" or "add nothing".
+
+    Raises:
+        InputError: the mask's dtype is not bool.
+    """
+    if mask.dtype != torch.bool:
+        raise InputError(
+            f"an attention mask of {mask.dtype}: must be boolean, True where a query may attend"
+        )

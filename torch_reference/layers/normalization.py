@@ -14,5 +14,5 @@ class LayerNorm(nn.LayerNorm):
     def __init__(self, d_model: int, eps: float = 1e-5):
         super().__init__(d_model, eps=eps)
 
-    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
-        return super().forward(x)
+    def forward(self, input: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return super().forward(input)

@@ -44,7 +44,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         Raises:
             InputError: x is longer than the table.
         """
-        rows = table_rows(self.pe[0], x.shape[1], positions)
+        rows = position_rows(self.pe[0], x.shape[1], positions)
         return self.dropout(x + rows.to(x.dtype))
 
 
@@ -60,11 +60,11 @@ class LearnedPositionalEncoding(nn.Module):
         self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
         """As `SinusoidalPositionalEncoding.forward`."""
-        rows = table_rows(self.pos_embedding.weight, x.shape[1], positions)
+        rows = position_rows(self.pos_embedding.weight, x.shape[1], positions)
         return self.dropout(x + rows.to(x.dtype))
 
 
-def table_rows(
+def position_rows(
     table: Float[Tensor, "max_len D"], length: int, positions: Int[Tensor, "B T"] | None
 ) -> Float[Tensor, "... T D"]:
     """The rows of `positions`, or the first `length` ones."""

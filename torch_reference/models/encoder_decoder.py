@@ -1,7 +1,6 @@
 """The encoder-decoder Transformer."""
 
 import math
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -229,7 +228,7 @@ class Transformer(nn.Module):
         self._init_parameters()
 
     @classmethod
-    def from_config(cls, config: ModelConfig) -> Self:
+    def from_config(cls, config: ModelConfig) -> "Transformer":
         """The model that `config` describes."""
         return cls(**config.to_dict())
 
@@ -290,8 +289,9 @@ class Transformer(nn.Module):
         """Start token and up to `max_len` most likely tokens, each step run over the whole prefix.
 
         A row that has ended stays ended: padding follows its end token, and decoding stops when
-        all rows have. A row without any source token has ended at once. (The lecture document's loop goes on filling ended rows, and masks a
-        padding id that the model itself chose.) Equal logits: the lowest id.
+        all rows have. A row without any source token has ended at once. (The lecture document's
+        loop goes on filling ended rows, and masks a padding id that the model itself chose.)
+        Equal logits: the lowest id.
         """
         self.eval()
         src_mask = self.make_src_mask(src) if src_mask is None else src_mask

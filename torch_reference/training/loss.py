@@ -30,7 +30,7 @@ def cross_entropy(
     ignore_index: int = IGNORED_LABEL,
     label_smoothing: float = 0.0,
 ) -> LossSum:
-    """`sum_i (1 - e) (-log p_i[y_i]) + e mean_v(-log p_i[v])` over labels other than `ignore_index`.
+    """`sum_i (1 - e) (-log p_i[y_i]) + e mean_v(-log p_i[v])`, labels of `ignore_index` left out.
 
     PyTorch's own, in float32 or wider.
     """

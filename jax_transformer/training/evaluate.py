@@ -1,0 +1,135 @@
+"""How good the model is on sentences that it does not train on."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import sacrebleu
+from flax import nnx
+
+from jax_transformer.config import BOS_ID, EOS_ID, ModelConfig
+from jax_transformer.data.batches import EvaluationBatch, evaluation_batches
+from jax_transformer.data.text import ParallelText
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.decoding.translate import Translator
+from jax_transformer.layers.mask import create_look_ahead_mask
+from jax_transformer.models.parameters import Tree
+from jax_transformer.training.step import batch_loss
+
+SAMPLES = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Score:
+    """BLEU of a set of translations."""
+
+    bleu: float
+    """0 to 100."""
+    signature: str
+    """sacreBLEU's: how it was computed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is reported of one set of sentences."""
+
+    loss: float
+    """Nats per token, without label smoothing."""
+    score: Score
+    samples: list[dict[str, str]]
+    """`source`, `reference` and `hypothesis` of a few sentences, the same each time."""
+
+
+class Evaluator:
+    """Evaluates parameters on `text` with programs that are compiled once."""
+
+    def __init__(
+        self,
+        graphdef: nnx.GraphDef,
+        buffers: Tree,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        text: ParallelText,
+        *,
+        tokens_per_batch: int = 4096,
+    ):
+        self.graphdef = graphdef
+        self.buffers = buffers
+        self.config = config
+        self.tokenizer = tokenizer
+        self.text = text
+        self.translator = Translator(
+            graphdef, buffers, config, tokenizer, tokens_per_batch=tokens_per_batch
+        )
+        self._batches: list[EvaluationBatch] = list(
+            evaluation_batches(
+                tokenizer.encode_batch(text.sources),
+                tokenizer.encode_batch(text.targets),
+                tokens_per_batch=tokens_per_batch,
+                vocab_size=config.tgt_vocab_size,
+                max_length=config.max_len,
+            )
+        )
+        self._loss = jax.jit(lambda params, batch: batch_loss(graphdef, params, buffers, batch))
+
+    def __call__(self, params: Tree) -> Evaluation:
+        """Loss, BLEU of greedy translations, samples."""
+        hypotheses = self.translator(params, self.text.sources)
+        samples = [
+            {"source": source, "reference": reference, "hypothesis": hypothesis}
+            for source, reference, hypothesis in zip(
+                self.text.sources[:SAMPLES],
+                self.text.targets[:SAMPLES],
+                hypotheses[:SAMPLES],
+                strict=True,
+            )
+        ]
+        score = corpus_bleu(hypotheses, self.text.targets)
+        return Evaluation(loss=self.loss(params), score=score, samples=samples)
+
+    def loss(self, params: Tree) -> float:
+        """Nats per token: the sum over all tokens by their number, whatever the batches."""
+        sums = jax.device_get([self._loss(params, held.batch) for held in self._batches])
+        return sum(float(loss.total) for loss in sums) / sum(int(loss.count) for loss in sums)
+
+    def attention(self, params: Tree, source: str, hypothesis: str) -> dict[str, Any]:
+        """Cross-attention of the last layer, mean over heads, for a translation: the picture in
+        the report."""
+        source_ids = [*self.tokenizer.encode(source), EOS_ID]
+        target_ids = self.tokenizer.encode(hypothesis)
+        weights = _cross_attention(
+            self.graphdef,
+            params,
+            self.buffers,
+            np.array([source_ids], np.int32),
+            np.array([[BOS_ID, *target_ids]], np.int32),
+        )
+        # Row t is where the model looked when it chose token t, which it reads from t - 1.
+        rows = np.asarray(weights)[: len(target_ids)]
+        return {
+            "source": source,
+            "hypothesis": hypothesis,
+            "source_tokens": self.tokenizer.pieces(source_ids),
+            "target_tokens": self.tokenizer.pieces(target_ids),
+            "weights": rows.round(4).tolist(),
+            "layer": self.config.num_decoder_layers,
+        }
+
+
+@jax.jit(static_argnames="graphdef")
+def _cross_attention(
+    graphdef: nnx.GraphDef, params: Tree, buffers: Tree, source: jax.Array, target: jax.Array
+) -> jax.Array:
+    model = nnx.merge(graphdef, params, buffers)
+    enc_output = model.encode(source)
+    tgt_mask = create_look_ahead_mask(target.shape[1])
+    return model.decoder.cross_attention(target, enc_output, None, tgt_mask)[-1][0].mean(axis=0)
+
+
+def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """sacreBLEU with its defaults (Post 2018): 13a tokenisation, mixed case, one reference."""
+    metric = sacrebleu.BLEU()
+    score = metric.corpus_score(list(hypotheses), [list(references)]).score
+    return Score(bleu=score, signature=str(metric.get_signature()))

@@ -1,0 +1,12 @@
+"""Train an encoder-decoder Transformer to translate: `python train.py --help`."""
+
+from jax_transformer.cli import exit_on_bad_input
+from jax_transformer.training.config import parse
+
+if __name__ == "__main__":
+    with exit_on_bad_input():
+        config = parse()
+        # Only now: `--help` and a wrong flag need no JAX.
+        from jax_transformer.training.loop import train
+
+        train(config)
