@@ -2,7 +2,8 @@
 
 import dataclasses
 import difflib
-from typing import Any, Literal, TypeVar, cast, get_args
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast, get_args, get_type_hints
 
 from jax_transformer.errors import InputError
 
@@ -118,32 +119,51 @@ Config = TypeVar("Config")
 
 
 def from_dict(cls: type[Config], values: Any, *, place: str) -> Config:
-    """Build the dataclass `cls` from `values` (as `dataclasses.asdict` gives them).
+    """Build the dataclass `cls` from `values`, which JSON holds as `dataclasses.asdict` gives them.
 
-    Fields that are dataclasses themselves are built from nested dicts.
+    Fields that are dataclasses themselves are built from nested dicts, paths from their names.
 
     Raises:
-        InputError: an unknown key (with the nearest names), a missing key, a bad value.
+        InputError: an unknown key (with the nearest names), a missing key, a value of another
+            type or out of range. No key has a default here: what was saved says everything.
     """
     if not isinstance(values, dict):
         raise InputError(f"{place}: must be an object with named values, not {values!r}")
-    fields: dict[str, Any] = {field.name: field for field in dataclasses.fields(cast(Any, cls))}
-    for key in values:
-        if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=3) or sorted(fields)
-            raise InputError(f"{place}: unknown key {key!r}; did you mean {', '.join(near)}?")
-    for name, field in fields.items():
-        required = (
-            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        )
-        if required and name not in values:
-            raise InputError(f"{place}: key {name!r} is missing")
-    nested = {
-        name: from_dict(field.type, values[name], place=f"{place}.{name}")
-        for name, field in fields.items()
-        if name in values and dataclasses.is_dataclass(field.type)
+    types: dict[str, Any] = {
+        name: kind
+        for name, kind in get_type_hints(cls).items()
+        if name in {field.name for field in dataclasses.fields(cast(Any, cls))}
     }
+    for key in values:
+        if key not in types:
+            near = difflib.get_close_matches(key, types, n=3)
+            known = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(types)}"
+            raise InputError(f"{place}: unknown key {key!r}: {known}")
+    for name in types:
+        if name not in values:
+            raise InputError(f"{place}: key {name!r} is missing: restore the file from a copy")
+    fields = {name: from_json_value(values[name], types[name], place, name) for name in types}
     try:
-        return cls(**(values | nested))
+        return cls(**fields)
     except InputError as error:
         raise InputError(f"{place}: {error}") from None
+
+
+def from_json_value(value: Any, kind: Any, place: str, name: str) -> Any:
+    """`value` as the type `kind` of a setting: a number, text, a path, a choice, a dataclass.
+
+    Raises:
+        InputError: it is of another type. Ranges and choices are the dataclass's business.
+    """
+    if dataclasses.is_dataclass(kind):
+        return from_dict(kind, value, place=f"{place}.{name}")
+    if value is None and type(None) in get_args(kind):
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int and not (is_number and isinstance(value, int)):
+        raise InputError(f"{place}: {name}={value!r}: must be a whole number")
+    if kind is float and not is_number:
+        raise InputError(f"{place}: {name}={value!r}: must be a number")
+    if kind not in (int, float) and not isinstance(value, str):
+        raise InputError(f"{place}: {name}={value!r}: must be text")
+    return Path(value) if Path in get_args(kind) else value

@@ -1,0 +1,1 @@
+"""The mirror of `jax_transformer` in PyTorch, to be read and compared with it."""

@@ -6,6 +6,7 @@ returns is its final state.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -19,24 +20,31 @@ from jax_transformer.models.encoder_decoder import TransformerDecoder
 class KeyValueCache:
     """The first `length` of S slots hold keys and values; the rest is zero and must be masked.
 
-    Keys and values are kept as projected, `[B, S, N, H]`.
+    Keys and values are kept as projected but for their order in memory, `[B, N, S, H]`: what the
+    products of attention read without a copy, one matrix a head. (XLA's CPU compiler transposes
+    a cache in the order of `[B, S, N, H]` at each step, which is most of a step's attention.)
     """
 
-    key: Float[Array, "B S N H"]
-    value: Float[Array, "B S N H"]
+    key: Float[Array, "B N S H"]
+    value: Float[Array, "B N S H"]
     length: Int[Array, ""]
 
     @classmethod
     def empty(cls, like: Float[Array, "B _ N H"], size: int) -> "KeyValueCache":
         """A cache of `size` free slots, in the dtype of `like`."""
         batch, _, heads, width = like.shape
-        zeros = jnp.zeros((batch, size, heads, width), like.dtype)
+        zeros = jnp.zeros((batch, heads, size, width), like.dtype)
         return cls(zeros, zeros, jnp.int32(0))
 
     @classmethod
     def full(cls, key: Float[Array, "B S N H"], value: Float[Array, "B S N H"]) -> "KeyValueCache":
         """A cache that holds exactly these."""
-        return cls(key, value, jnp.int32(key.shape[1]))
+        return cls(swap(key), swap(value), jnp.int32(key.shape[1]))
+
+    @property
+    def size(self) -> int:
+        """The number of slots S."""
+        return self.key.shape[2]
 
     def update(
         self, key: Float[Array, "B T N H"], value: Float[Array, "B T N H"]
@@ -46,21 +54,29 @@ class KeyValueCache:
         The caller keeps `length + T` within the slots: XLA would clamp the place of a write
         past the end and overwrite the last ones.
         """
-        self.key = jax.lax.dynamic_update_slice_in_dim(self.key, key, self.length, axis=1)
-        self.value = jax.lax.dynamic_update_slice_in_dim(self.value, value, self.length, axis=1)
+        write = functools.partial(
+            jax.lax.dynamic_update_slice_in_dim, start_index=self.length, axis=2
+        )
+        self.key = write(self.key, swap(key))
+        self.value = write(self.value, swap(value))
         self.length = self.length + key.shape[1]
         return self.read()
 
     def read(self) -> tuple[Float[Array, "B S N H"], Float[Array, "B S N H"]]:
         """All slots."""
-        return self.key, self.value
+        return swap(self.key), swap(self.value)
 
     def grow(self, size: int) -> "KeyValueCache":
         """The same with `size` slots."""
-        free = [(0, 0), (0, size - self.key.shape[1]), (0, 0), (0, 0)]
+        free = [(0, 0), (0, 0), (0, size - self.size), (0, 0)]
         return dataclasses.replace(
             self, key=jnp.pad(self.key, free), value=jnp.pad(self.value, free)
         )
+
+
+def swap(heads: Float[Array, "B _ _ H"]) -> Float[Array, "B _ _ H"]:
+    """`[B, S, N, H] <-> [B, N, S, H]`."""
+    return heads.swapaxes(1, 2)
 
 
 @jax.tree_util.register_dataclass
@@ -79,8 +95,9 @@ def start_cache(
     here once."""
     caches = []
     for layer in decoder.layers:
-        cross = KeyValueCache.full(*layer.cross_attn.project_key_value(enc_output, enc_output))
-        caches.append(DecoderLayerCache(KeyValueCache.empty(cross.key, size), cross))
+        key, value = layer.cross_attn.project_key_value(enc_output, enc_output)
+        self_attn = KeyValueCache.empty(key, size)
+        caches.append(DecoderLayerCache(self_attn, KeyValueCache.full(key, value)))
     return caches
 
 

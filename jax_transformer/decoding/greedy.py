@@ -92,7 +92,7 @@ def decode(
     def step(state: DecodeState) -> DecodeState:
         index = state.length - 1
         token = jax.lax.dynamic_slice_in_dim(state.tokens, index, 1, axis=1)
-        slots = state.caches[0].self_attn.key.shape[1]
+        slots = state.caches[0].self_attn.size
         tgt_mask = (jnp.arange(slots) <= index)[None, None, None, :]
         positions = jnp.broadcast_to(index, (batch, 1))
         dec_output = model.decoder.step(token, state.caches, src_mask, tgt_mask, positions)

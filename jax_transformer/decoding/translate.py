@@ -45,17 +45,22 @@ class Translator:
 
         Args:
             params: of the model.
-            sentences: one sentence each, without line ends.
+            sentences: one sentence each. A blank one has a blank translation.
             max_len: the most tokens of a translation; by default twice the length that the
                 source is padded to (32, 64, 128, ...), within the position table.
 
         Raises:
-            InputError: a sentence, or `max_len`, longer than the position table; no sentences.
+            InputError: a sentence, or `max_len`, longer than the position table.
         """
         if max_len is not None:
             check_length(max_len, self.config.max_len)
-        tokens = self.tokenizer.encode_batch(sentences, max_length=self.config.max_len)
-        translations = [""] * len(tokens)
+        translations = [""] * len(sentences)
+        places = [place for place, sentence in enumerate(sentences) if sentence.strip()]
+        if not places:
+            return translations
+        tokens = self.tokenizer.encode_batch(
+            [sentences[place] for place in places], max_length=self.config.max_len
+        )
         for batch in source_batches(
             tokens,
             tokens_per_batch=self.tokens_per_batch,
@@ -72,7 +77,7 @@ class Translator:
                 max_len=max_len or min(2 * width, self.config.max_len),
             )
             for row, ids in zip(batch.rows, jax.device_get(decoded), strict=False):
-                translations[row] = self.tokenizer.decode(until_end(ids[1:]))
+                translations[places[row]] = self.tokenizer.decode(until_end(ids[1:]))
         return translations
 
 

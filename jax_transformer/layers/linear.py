@@ -33,36 +33,71 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(bias)
 
     def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
-        return matmul(x, self.kernel[...]) + self.bias[...]
+        return affine(x, self.kernel[...], self.bias[...])
 
 
 @jax.custom_vjp
-def matmul(x: Float[Array, "... in"], kernel: Float[Array, "in out"]) -> Float[Array, "... out"]:
-    """`x W`, with a derivative that is fast on a CPU."""
-    return x @ kernel
+def affine(
+    x: Float[Array, "... in"], kernel: Float[Array, "in out"], bias: Float[Array, " out"]
+) -> Float[Array, "... out"]:
+    """`x W + b`, summed in float32 or wider and rounded once to the dtype of x, with a
+    derivative that is fast on a CPU."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    product = jnp.matmul(x, kernel, preferred_element_type=wide)
+    return (product + bias.astype(wide)).astype(x.dtype)
 
 
-def _matmul_forward(
-    x: Float[Array, "... in"], kernel: Float[Array, "in out"]
+def _affine_forward(
+    x: Float[Array, "... in"], kernel: Float[Array, "in out"], bias: Float[Array, " out"]
 ) -> tuple[Float[Array, "... out"], tuple[Array, Array]]:
-    return x @ kernel, (x, kernel)
+    return affine(x, kernel, bias), (x, kernel)
 
 
-def _matmul_backward(
+def _affine_backward(
     saved: tuple[Array, Array], gradient: Float[Array, "... out"]
-) -> tuple[Array, Array]:
-    """`dx = dy W^T`, `dW = x^T dy` with the narrower of x and dy transposed in memory first:
-    XLA's CPU product of two matrices that both run along the summed axis is half as fast."""
+) -> tuple[Array, Array, Array]:
+    """`dx = dy W^T`, `dW = x^T dy`, `db = sum(dy)`; the narrower of x and dy is transposed in
+    memory first: XLA's CPU product of two matrices that both run along the summed axis is half
+    as fast."""
     x, kernel = saved
     rows, outs = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
     if rows.shape[1] <= outs.shape[1]:
         d_kernel = materialize(rows.T) @ outs
     else:
         d_kernel = (materialize(outs.T) @ rows).T
-    return gradient @ kernel.T, d_kernel
+    # XLA sums in the dtype of the terms: in bfloat16 a sum over tokens stalls at 256 of them.
+    wide = jnp.promote_types(gradient.dtype, jnp.float32)
+    d_bias = outs.astype(wide).sum(axis=0).astype(gradient.dtype)
+    return gradient @ kernel.T, d_kernel, d_bias
 
 
-matmul.defvjp(_matmul_forward, _matmul_backward)
+affine.defvjp(_affine_forward, _affine_backward)
+
+
+@jax.custom_vjp
+def affine_transposed(
+    x: Float[Array, "... in"], table: Float[Array, "out in"], bias: Float[Array, " out"]
+) -> Float[Array, "... out"]:
+    """`x E^T + b` for x in float32 or wider, read from E as it lies: for a single x
+    `affine(x, E.T, b)` transposes E in memory first, at each step of a decoding loop."""
+    return jnp.einsum("...i,oi->...o", x, table) + bias
+
+
+def _affine_transposed_forward(
+    x: Float[Array, "... in"], table: Float[Array, "out in"], bias: Float[Array, " out"]
+) -> tuple[Float[Array, "... out"], tuple[Array, Array]]:
+    return affine_transposed(x, table, bias), (x, table)
+
+
+def _affine_transposed_backward(
+    saved: tuple[Array, Array], gradient: Float[Array, "... out"]
+) -> tuple[Array, Array, Array]:
+    x, table = saved
+    d_x, d_kernel, d_bias = _affine_backward((x, table.T), gradient)
+    return d_x, d_kernel.T, d_bias
+
+
+affine_transposed.defvjp(_affine_transposed_forward, _affine_transposed_backward)
 
 
 class Embedding(nnx.Module):
@@ -84,7 +119,9 @@ def table_rows(table: Float[Array, "V D"], ids: Int[Array, "B T"]) -> Float[Arra
     """Row `ids` of a table, NaN where there is no such row: XLA itself would read the last row
     for an id past the end, and count a negative one from there."""
     ids = jnp.where(ids < 0, table.shape[0], ids)
-    return jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan)
+    # Widened so that the derivative adds up in float32 what many tokens give to one row.
+    wide = table.astype(jnp.promote_types(table.dtype, jnp.float32))
+    return jnp.take(wide, ids, axis=0, mode="fill", fill_value=jnp.nan).astype(table.dtype)
 
 
 class OutputProjection(nnx.Module):
@@ -96,7 +133,7 @@ class OutputProjection(nnx.Module):
     """
 
     def __init__(self, d_model: int, vocab_size: int, *, tied: bool = False, rngs: nnx.Rngs):
-        # PyTorch's default bias, as in `linear`.
+        # PyTorch's default bias, as in `Linear`.
         bias = uniform(d_model**-0.5)(rngs.params(), (vocab_size,), jnp.float32)
         self.bias = nnx.Param(bias)
         if tied:
@@ -108,11 +145,10 @@ class OutputProjection(nnx.Module):
     def __call__(
         self, x: Float[Array, "B T D"], table: Float[Array, "V D"] | None = None
     ) -> Float[Array, "B T V"]:
-        if table is not None:
-            kernel = table.T
-        elif self.kernel is not None:
-            kernel = self.kernel[...]
-        else:
-            raise TypeError("a tied projection has no kernel: give it the embedding table")
         wide = jnp.promote_types(x.dtype, jnp.float32)
-        return matmul(x.astype(wide), kernel.astype(wide)) + self.bias[...].astype(wide)
+        x, bias = x.astype(wide), self.bias[...].astype(wide)
+        if table is not None:
+            return affine_transposed(x, table.astype(wide), bias)
+        if self.kernel is None:
+            raise TypeError("a tied projection has no kernel: give it the embedding table")
+        return affine(x, self.kernel[...].astype(wide), bias)

@@ -49,7 +49,7 @@ class SinusoidalPositionalEncoding(nnx.Module):
                 here (they are traced values) and give NaN.
         """
         rows = position_rows(self.pe[0], x.shape[1], positions)
-        return self.dropout(x + rows.astype(x.dtype), dropout_key)
+        return self.dropout(add_rows(x, rows), dropout_key)
 
 
 class LearnedPositionalEncoding(nnx.Module):
@@ -68,7 +68,7 @@ class LearnedPositionalEncoding(nnx.Module):
     ) -> Float[Array, "B T D"]:
         """As `SinusoidalPositionalEncoding.__call__`."""
         rows = position_rows(self.pos_embedding.embedding[...], x.shape[1], positions)
-        return self.dropout(x + rows.astype(x.dtype), dropout_key)
+        return self.dropout(add_rows(x, rows), dropout_key)
 
 
 def position_rows(
@@ -83,3 +83,9 @@ def position_rows(
     if positions is None:
         return table[:length]
     return table_rows(table, positions)
+
+
+def add_rows(x: Float[Array, "B T D"], rows: Float[Array, "... T D"]) -> Float[Array, "B T D"]:
+    """`x + rows` in the dtype of x; the gradient of the rows is summed in float32 or wider."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    return (x.astype(wide) + rows.astype(wide)).astype(x.dtype)

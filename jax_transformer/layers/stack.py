@@ -4,7 +4,7 @@ The list is the canonical layout. Stacked, a parameter of shape `s` becomes `[L,
 compiled program holds one layer however deep the model is.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ Tree = Any  # a nested dict of arrays
 
 
 def apply_layers(
-    layers: Iterable[Any],
+    layers: nnx.List | nnx.Module,
     body: Callable[[Any, Float[Array, "B T D"], Key[Array, ""] | None], Float[Array, "B T D"]],
     x: Float[Array, "B T D"],
     dropout_key: Key[Array, ""] | None,

@@ -1,14 +1,16 @@
 """Every setting of a training run, its presets, and its form on the command line and in JSON."""
 
-import argparse
 import dataclasses
 import json
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from jax_transformer.arguments import parse_arguments
 from jax_transformer.config import Architecture, check_choice, check_positive, from_dict
 from jax_transformer.errors import InputError
 
@@ -17,16 +19,20 @@ ComputeDtype = Literal["float32", "bfloat16"]
 MatmulPrecision = Literal["default", "high", "highest"]
 LayerLayout = Literal["auto", "listed", "stacked"]
 
+TextFile = Annotated[
+    Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: the embedded corpus)")
+]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """What to train on: by default the embedded English-German corpus."""
 
-    source: Path | None = None
+    source: TextFile = None
     """Text file of source sentences, one a line (`.gz` too). Needs `--data.target`."""
-    target: Path | None = None
+    target: TextFile = None
     """Text file of their translations, line by line."""
-    tsv: Path | None = None
+    tsv: TextFile = None
     """One file instead of two: `source<TAB>target` a line."""
     valid_size: int = 500
     """Sentence pairs held out of your data for validation (at most a tenth of it)."""
@@ -67,7 +73,7 @@ class OptimizerConfig:
     eps: float = 1e-9
     """Adam's epsilon, outside the root."""
     max_norm: float = 1.0
-    """Global gradient norm above which gradients are scaled down."""
+    """Global gradient norm above which gradients are scaled down to it."""
     label_smoothing: float = 0.1
     """Probability mass spread over the vocabulary."""
     average_decay: float = 0.0
@@ -80,23 +86,31 @@ class OptimizerConfig:
         for name in ("b1", "b2", "label_smoothing", "average_decay"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise InputError(f"{name}={getattr(self, name)!r}: must be at least 0 and below 1")
-        for name in ("learning_rate_scale", "eps", "max_norm"):
-            if not getattr(self, name) > 0.0:
-                raise InputError(f"{name}={getattr(self, name)!r}: must be above 0")
+        for name in ("learning_rate_scale", "eps"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name}={getattr(self, name)!r}: must be above 0 and finite")
+        if not self.max_norm > 0.0:
+            raise InputError(f"max_norm={self.max_norm!r}: must be above 0 (inf clips nothing)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Train an encoder-decoder Transformer to translate."""
 
-    preset: str = "small"
+    preset: Annotated[str, tyro.conf.arg(metavar="{small,tiny,original,original-big}")] = "small"
     """Where the other settings start from: `small` (minutes on a CPU), `original` (the base
     model of the paper), `original-big`, or `tiny` (seconds, for trying things out)."""
     steps: int = 3000
     """Updates to make."""
-    out: Path | None = None
-    """New directory for the run; by default `runs/<date>-<time>`."""
-    resume: Annotated[Path | None, tyro.conf.arg(metavar="RUN_DIR")] = None
+    out: Annotated[
+        Path | None,
+        tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/<date>-<time>)"),
+    ] = None
+    """New directory for the run."""
+    resume: Annotated[
+        Path | None,
+        tyro.conf.arg(metavar="RUN_DIR", help_behavior_hint="(default: start a new run)"),
+    ] = None
     """Go on with this run exactly where it stopped, with its settings."""
     seed: int = 0
     """Of initialisation, batch order and dropout."""
@@ -116,8 +130,11 @@ class TrainConfig:
     matmul_precision: MatmulPrecision = "default"
     """Of float32 products on TPU and GPU, where `default` rounds inputs to bfloat16 or TF32."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    """What to train on."""
     model: Architecture = dataclasses.field(default_factory=Architecture)
+    """Size and form of the model."""
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    """Adam, its learning rate and the loss."""
 
     def __post_init__(self) -> None:
         check_positive(
@@ -139,18 +156,22 @@ class TrainConfig:
 PRESETS: dict[str, TrainConfig] = {
     "small": TrainConfig(
         preset="small",
+        steps=4000,
+        tokens_per_batch=1024,
+        data=DataConfig(vocab_size=2000),
         model=Architecture(
-            d_model=192,
-            num_heads=6,
-            d_ff=768,
+            d_model=128,
+            num_heads=4,
+            d_ff=512,
             num_encoder_layers=2,
             num_decoder_layers=2,
             max_len=512,
+            dropout=0.0,  # a few passes over the data: there is nothing to overfit yet
             norm_placement="pre",
             activation="relu",
             tied_tables="all",
         ),
-        optimizer=OptimizerConfig(learning_rate_scale=2.0, warmup_steps=400, average_decay=0.998),
+        optimizer=OptimizerConfig(learning_rate_scale=0.5, warmup_steps=300, average_decay=0.998),
     ),
     "tiny": TrainConfig(
         preset="tiny",
@@ -200,7 +221,7 @@ PRESETS: dict[str, TrainConfig] = {
 }
 
 # What a resumed run may set anew: how long and how often, not what is computed.
-RESUMABLE = ("steps", "resume", "evaluate_every", "checkpoint_every", "log_every")
+RESUMABLE = ("steps", "evaluate_every", "checkpoint_every", "log_every")
 
 
 def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
@@ -208,36 +229,58 @@ def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
     flags given.
 
     Raises:
-        InputError: an unknown preset, a value out of range, a run that cannot be resumed, or a
-            flag that a resumed run cannot change.
-        SystemExit: an unknown flag (code 2), or `--help`.
+        InputError: an unknown flag or preset, a value out of range, a run that cannot be resumed,
+            or a flag that a resumed run cannot change.
+        SystemExit: `--help`.
     """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--preset", default="small")
-    first.add_argument("--resume", type=Path)
-    known, _ = first.parse_known_args(arguments)
-    if known.preset not in PRESETS:
-        raise InputError(f"--preset={known.preset}: must be one of {', '.join(PRESETS)}")
-    if known.resume is None:
-        default = PRESETS[known.preset]
-    else:
-        default = load_config(known.resume / "config.json")
-    config = tyro.cli(
-        TrainConfig, default=default, args=arguments, config=(tyro.conf.FlagConversionOff,)
-    )
-    if config.resume is not None:
-        for field in dataclasses.fields(TrainConfig):
-            old, new = getattr(default, field.name), getattr(config, field.name)
-            if field.name not in RESUMABLE and old != new:
-                raise InputError(
-                    f"--resume {config.resume} with another {field.name} ({new}, the run has "
-                    f"{old}): a resumed run keeps it; start a new run to change it"
-                )
+    arguments = sys.argv[1:] if arguments is None else arguments
+    resume, preset = value_of("--resume", arguments), value_of("--preset", arguments) or "small"
+    if preset not in PRESETS:
+        raise InputError(f"--preset={preset}: must be one of {', '.join(PRESETS)}")
+    default = PRESETS[preset] if resume is None else load_config(Path(resume) / "config.json")
+    config = parse_arguments(TrainConfig, arguments, prog="train.py", default=default)
+    if resume is not None:
+        check_unchanged(config, default)
     return config
 
 
+def value_of(flag: str, arguments: Sequence[str]) -> str | None:
+    """What follows `flag`, the last time that it is given: the settings that it names are the
+    defaults of the other flags, so it is read before them."""
+    value = None
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, attached = argument.partition("=")
+        if name == flag:
+            value = attached if equals else following
+    return value
+
+
+def check_unchanged(config: TrainConfig, saved: TrainConfig) -> None:
+    """Refuse to go on with a run under settings that would compute something else.
+
+    Raises:
+        InputError: naming the first setting that differs.
+    """
+    before = dict(leaves(to_json(saved)))
+    for name, value in leaves(to_json(config)):
+        if value != before[name] and name not in RESUMABLE:
+            raise InputError(
+                f"--resume {config.resume} with {name}={value}: the run has {before[name]} and "
+                f"keeps it; start a new run to change it"
+            )
+
+
+def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by dotted name."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
 def to_json(config: TrainConfig) -> dict[str, Any]:
-    """The settings as plain values, for a run's `config.json`."""
+    """The settings as plain values, for a run's `config.json`; `from_dict` is the inverse."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -247,33 +290,14 @@ def to_json(config: TrainConfig) -> dict[str, Any]:
     return plain(dataclasses.asdict(config) | {"resume": None})
 
 
-def from_json(values: Any, *, place: str) -> TrainConfig:
-    """The inverse of `to_json`.
-
-    Raises:
-        InputError: a key that is unknown or missing, or a value out of range.
-    """
-    config = from_dict(TrainConfig, values, place=place)
-
-    def path(value: Any) -> Path | None:
-        return None if value is None else Path(value)
-
-    data = dataclasses.replace(
-        config.data,
-        source=path(config.data.source),
-        target=path(config.data.target),
-        tsv=path(config.data.tsv),
-    )
-    return dataclasses.replace(config, out=path(config.out), data=data)
-
-
 def load_config(path: Path) -> TrainConfig:
     """The training settings in a run's `config.json`.
 
     Raises:
-        InputError: the file is missing, is no JSON, or holds an unknown key.
+        InputError: the file is missing or is no JSON, a key is unknown or missing, or a value
+            cannot be used.
     """
-    return from_json(read_json(path).get("training"), place=f"{path}: training")
+    return from_dict(TrainConfig, read_json(path).get("training"), place=f"{path}: training")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -288,6 +312,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} is missing: {path.parent} is not a run directory of train.py"
         ) from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise InputError(f"{path} is not valid JSON ({error}): restore it from a copy") from None
     if not isinstance(values, dict):

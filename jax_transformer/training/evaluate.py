@@ -9,12 +9,12 @@ import numpy as np
 import sacrebleu
 from flax import nnx
 
-from jax_transformer.config import BOS_ID, EOS_ID, ModelConfig
+from jax_transformer.config import EOS_ID, ModelConfig
 from jax_transformer.data.batches import EvaluationBatch, evaluation_batches
 from jax_transformer.data.text import ParallelText
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.decoding.translate import Translator
-from jax_transformer.layers.mask import create_look_ahead_mask
+from jax_transformer.layers.mask import create_length_mask, create_look_ahead_mask
 from jax_transformer.models.parameters import Tree
 from jax_transformer.training.step import batch_loss
 
@@ -76,7 +76,7 @@ class Evaluator:
 
     def __call__(self, params: Tree) -> Evaluation:
         """Loss, BLEU of greedy translations, samples."""
-        hypotheses = self.translator(params, self.text.sources)
+        hypotheses = self.translate(params)
         samples = [
             {"source": source, "reference": reference, "hypothesis": hypothesis}
             for source, reference, hypothesis in zip(
@@ -89,6 +89,10 @@ class Evaluator:
         score = corpus_bleu(hypotheses, self.text.targets)
         return Evaluation(loss=self.loss(params), score=score, samples=samples)
 
+    def translate(self, params: Tree) -> list[str]:
+        """Greedy translations of all sources."""
+        return self.translator(params, self.text.sources)
+
     def loss(self, params: Tree) -> float:
         """Nats per token: the sum over all tokens by their number, whatever the batches."""
         sums = jax.device_get([self._loss(params, held.batch) for held in self._batches])
@@ -97,21 +101,23 @@ class Evaluator:
     def attention(self, params: Tree, source: str, hypothesis: str) -> dict[str, Any]:
         """Cross-attention of the last layer, mean over heads, for a translation: the picture in
         the report."""
-        source_ids = [*self.tokenizer.encode(source), EOS_ID]
-        target_ids = self.tokenizer.encode(hypothesis)
-        weights = _cross_attention(
-            self.graphdef,
-            params,
-            self.buffers,
-            np.array([source_ids], np.int32),
-            np.array([[BOS_ID, *target_ids]], np.int32),
+        source_ids = self.tokenizer.encode(source)
+        # Bytes that are no text can come back as more tokens than the model wrote.
+        target_ids = self.tokenizer.encode(hypothesis)[: self.config.max_len - 1]
+        (held,) = evaluation_batches(
+            [source_ids],
+            [target_ids],
+            tokens_per_batch=1,
+            vocab_size=self.config.tgt_vocab_size,
+            max_length=self.config.max_len,
         )
+        weights = _cross_attention(self.graphdef, params, self.buffers, held.batch)
         # Row t is where the model looked when it chose token t, which it reads from t - 1.
-        rows = np.asarray(weights)[: len(target_ids)]
+        rows = np.asarray(weights)[: len(target_ids), : len(source_ids) + 1]
         return {
             "source": source,
             "hypothesis": hypothesis,
-            "source_tokens": self.tokenizer.pieces(source_ids),
+            "source_tokens": self.tokenizer.pieces([*source_ids, EOS_ID]),
             "target_tokens": self.tokenizer.pieces(target_ids),
             "weights": rows.round(4).tolist(),
             "layer": self.config.num_decoder_layers,
@@ -119,13 +125,14 @@ class Evaluator:
 
 
 @jax.jit(static_argnames="graphdef")
-def _cross_attention(
-    graphdef: nnx.GraphDef, params: Tree, buffers: Tree, source: jax.Array, target: jax.Array
-) -> jax.Array:
+def _cross_attention(graphdef: nnx.GraphDef, params: Tree, buffers: Tree, batch: Any) -> jax.Array:
+    """`[T, S]` of the one row of `batch`, a `data.batches.Batch` as arrays."""
     model = nnx.merge(graphdef, params, buffers)
-    enc_output = model.encode(source)
-    tgt_mask = create_look_ahead_mask(target.shape[1])
-    return model.decoder.cross_attention(target, enc_output, None, tgt_mask)[-1][0].mean(axis=0)
+    src_mask = create_length_mask(batch.source_lengths, batch.source.shape[1])
+    tgt_mask = create_look_ahead_mask(batch.decoder_input.shape[1])
+    enc_output = model.encode(batch.source, src_mask)
+    weights = model.decoder.cross_attention(batch.decoder_input, enc_output, src_mask, tgt_mask)
+    return weights[-1][0].mean(axis=0)
 
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:

@@ -1,7 +1,9 @@
 """The whole of a training run: data, model, steps, evaluations, checkpoints, report."""
 
 import json
+import shlex
 import signal
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -9,21 +11,21 @@ from types import FrameType
 from typing import Any
 
 import jax
-import numpy as np
 
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import InputError
 from jax_transformer.models.parameters import Tree
 from jax_transformer.training.checkpoint import CheckpointStore
 from jax_transformer.training.config import TrainConfig
-from jax_transformer.training.evaluate import Evaluation
-from jax_transformer.training.mesh import shard_rows
-from jax_transformer.training.metrics import MetricsWriter, read_metrics, replace_file
+from jax_transformer.training.evaluate import Evaluation, corpus_bleu
+from jax_transformer.training.mesh import replicated, shard_rows
+from jax_transformer.training.metrics import MetricsWriter, replace_file
 from jax_transformer.training.progress import ProgressDisplay
 from jax_transformer.training.report import write_report
 from jax_transformer.training.run import load_best
-from jax_transformer.training.setup import Setup, prepare
-from jax_transformer.training.step import StepMetrics
+from jax_transformer.training.setup import Setup, checkpoint_tree, prepare
+from jax_transformer.training.step import StepMetrics, check_batch
+from jax_transformer.training.window import LogWindow
 
 
 def train(config: TrainConfig) -> None:
@@ -33,53 +35,73 @@ def train(config: TrainConfig) -> None:
         InputError: data, settings or a run directory that cannot be used, before anything is
             written; or the run was interrupted (after saving it).
     """
-    jax.config.update("jax_default_matmul_precision", config.matmul_precision)
-    setup = prepare(config)
-    run = setup.run
-    print(setup.summary())
+    with jax.default_matmul_precision(config.matmul_precision):
+        print("Reading the data ..." if config.resume else "Reading the data, learning tokens ...")
+        with keyboard_interrupt_says("interrupted before the first step: nothing was saved"):
+            setup = prepare(config)
+            print(setup.summary(), flush=True)
+        path = setup.run.path
+        resume = f"go on with python train.py --resume {shlex.quote(str(path))}"
+        with keyboard_interrupt_says(f"stopped at once, without saving {path}: {resume}"):
+            last_step = take_steps(setup)
+        if last_step < config.steps:
+            write_report(path)
+            raise InputError(
+                f"interrupted at step {last_step:,} of {config.steps:,}, saved in {path}: {resume}"
+            )
+        with keyboard_interrupt_says(f"interrupted after the last step of {path}: {resume}"):
+            finish(setup)
+
+
+@contextmanager
+def keyboard_interrupt_says(message: str) -> Generator[None]:
+    """End on Ctrl-C with one line that tells how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InputError(message) from None
+
+
+def take_steps(setup: Setup) -> int:
+    """Make or reopen the run directory and train; returns the step reached, which is saved.
+
+    Raises:
+        InputError: the run directory or a checkpoint cannot be written.
+    """
+    run, config = setup.run, setup.config
     if config.resume is None:
-        run.create(config, setup.model_config, setup.tokenizer)
+        run.create(setup.saved_config(), setup.tokenizer)
         metrics = MetricsWriter(run.path)
     else:
+        run.save_config(setup.saved_config())
         metrics = MetricsWriter.resume(run.path, setup.start_step)
     with (
         metrics,
-        CheckpointStore(run.latest) as latest,
-        CheckpointStore(run.best) as best,
+        CheckpointStore(run.latest, write=True) as latest,
+        CheckpointStore(run.best, write=True, by_score=True) as best,
         ProgressDisplay(config.steps, setup.start_step) as display,
-        interruption() as interrupted,
+        interruption(display) as interrupted,
     ):
-        trainer = Trainer(setup, metrics, latest, best, display)
-        last_step = trainer.run(interrupted)
-    if last_step < config.steps:
-        write_report(run.path)
-        raise InputError(
-            f"interrupted at step {last_step:,} of {config.steps:,}, saved in {run.path}: go on "
-            f"with python train.py --resume {run.path}"
-        )
-    finish(setup)
+        return Trainer(setup, metrics, latest, best, display).run(interrupted)
 
 
 def finish(setup: Setup) -> None:
     """Score the best model on the test set, write the report and say how to use the run."""
     run = setup.run
-    model = load_best(run.path)
-    test = setup.test_evaluator(model.params)
+    model = load_best(run.path, replicated(setup.mesh))
+    hypotheses = setup.test_evaluator.translate(model.params)
+    score = corpus_bleu(hypotheses, setup.corpus.test.targets)
     with MetricsWriter.resume(run.path, setup.config.steps) as metrics:
-        metrics.write(
-            setup.config.steps,
-            kind="test",
-            bleu=test.score.bleu,
-            signature=test.score.signature,
-        )
+        metrics.write(setup.config.steps, kind="test", bleu=score.bleu, signature=score.signature)
     report = write_report(run.path)
+    directory, sentence = shlex.quote(str(run.path)), shlex.quote(setup.corpus.test.sources[0])
     print(
-        f"\nTest BLEU {test.score.bleu:.1f} on {len(setup.corpus.test)} sentences, greedy "
-        f"({test.score.signature})\n"
+        f"\nTest BLEU {score.bleu:.1f} on {len(setup.corpus.test)} sentences, greedy "
+        f"({score.signature})\n"
         f"Run saved in {run.path}\n"
         f"Report: {report}\n"
         f"Translate your own sentence:\n\n"
-        f'    jax-transformer generate {run.path} --text "{setup.corpus.test.sources[0]}"\n'
+        f"    jax-transformer generate {directory} --text {sentence}\n"
     )
 
 
@@ -102,42 +124,44 @@ class Trainer:
         self.display = display
         self.state = setup.state
         self.step = setup.start_step
-        self.best_bleu = max(
-            (line["bleu"] for line in past_evaluations(setup)), default=float("-inf")
-        )
+        self.window = setup.window
+        self.started = time.monotonic()
         self._compiled: set[tuple[int, ...]] = set()
 
     def run(self, interrupted: Callable[[], bool]) -> int:
         """Steps up to the last or to an interruption, each followed by what is due; returns the
         step reached, which is saved."""
-        window = LogWindow()
         while self.step < self.config.steps and not interrupted():
             batch = self.setup.batches.at(self.step)
-            step_metrics = self._update(batch)
+            self.window = self.window.add(self._update(batch))
             self.step += 1
-            tokens = int(batch.target_lengths.sum())
-            window.add(step_metrics)
             learning_rate = self.setup.learning_rate(self.step - 1)
             self.display.update(
-                self.step, loss=window.loss, learning_rate=learning_rate, tokens=tokens
+                self.step,
+                loss=self.window.loss,
+                learning_rate=learning_rate,
+                tokens=int(batch.target_lengths.sum()),
             )
             if self._due(self.config.log_every):
-                self.metrics.write(
-                    self.step,
-                    kind="train",
-                    loss=window.loss,
-                    learning_rate=learning_rate,
-                    gradient_norm=window.gradient_norm,
-                    tokens_per_second=self.display.tokens_per_second,
-                    seconds=window.seconds(),
-                )
-                window = LogWindow(window.started)
+                self._log(learning_rate)
             if self._due(self.config.evaluate_every):
                 self._evaluate()
             if self._due(self.config.checkpoint_every):
                 self._save()
         self._save()
         return self.step
+
+    def _log(self, learning_rate: float) -> None:
+        self.metrics.write(
+            self.step,
+            kind="train",
+            loss=self.window.loss,
+            learning_rate=learning_rate,
+            gradient_norm=self.window.gradient_norm,
+            tokens_per_second=self.display.tokens_per_second,
+            seconds=time.monotonic() - self.started,
+        )
+        self.window = LogWindow.empty()
 
     def _due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.config.steps
@@ -151,6 +175,7 @@ class Trainer:
             return self._dispatch(batch)
 
     def _dispatch(self, batch: Batch) -> StepMetrics:
+        check_batch(batch, self.setup.model_config)
         on_mesh = shard_rows(self.setup.mesh, batch)
         self.state, step_metrics = self.setup.train_step(self.state, self.setup.buffers, on_mesh)
         return jax.device_get(step_metrics)
@@ -162,9 +187,11 @@ class Trainer:
             )
             evaluation = self.setup.valid_evaluator(params)
             self._record(evaluation, params)
-            if evaluation.score.bleu > self.best_bleu:
-                self.best_bleu = evaluation.score.bleu
-                self.best.save(self.step, {"params": params, "buffers": self.setup.buffers})
+            best = self.best.best_score()
+            # As good as before, but trained for longer: while BLEU is 0, and when it is not.
+            if best is None or evaluation.score.bleu >= best:
+                tree = {"params": params, "buffers": self.setup.buffers}
+                self.best.save(self.step, tree, score=evaluation.score.bleu)
             write_report(self.setup.run.path)
         self.display.report_evaluation(
             self.step,
@@ -191,45 +218,12 @@ class Trainer:
             replace_file(self.setup.run.attention, json.dumps(attention).encode())
 
     def _save(self) -> None:
-        self.latest.save(self.step, self.setup.canonical(self.state._asdict()))
-
-
-class LogWindow:
-    """Means over the steps since the last line of the metrics file."""
-
-    def __init__(self, started: float | None = None):
-        self.started = time.monotonic() if started is None else started
-        self._total = 0.0
-        self._count = 0
-        self._norms: list[float] = []
-
-    def add(self, step: StepMetrics) -> None:
-        self._total += float(step.loss.total)
-        self._count += int(step.loss.count)
-        self._norms.append(float(step.gradient_norm))
-
-    @property
-    def loss(self) -> float:
-        """Nats per token, label smoothing included."""
-        return self._total / max(self._count, 1)
-
-    @property
-    def gradient_norm(self) -> float:
-        """Mean over steps, before clipping."""
-        return float(np.mean(self._norms))
-
-    def seconds(self) -> float:
-        """Since training started, or was resumed."""
-        return time.monotonic() - self.started
-
-
-def past_evaluations(setup: Setup) -> list[dict[str, Any]]:
-    """What a resumed run has already recorded."""
-    return [line for line in read_metrics(setup.run.path) if line["kind"] == "eval"]
+        tree = checkpoint_tree(self.state, self.window)
+        self.latest.save(self.step, self.setup.canonical(tree))
 
 
 @contextmanager
-def interruption() -> Generator[Callable[[], bool]]:
+def interruption(display: ProgressDisplay) -> Generator[Callable[[], bool]]:
     """Whether Ctrl-C (or a termination signal) has come; a second one stops at once."""
     received: list[int] = []
     before: dict[int, Any] = {}
@@ -238,6 +232,9 @@ def interruption() -> Generator[Callable[[], bool]]:
         received.append(number)
         for caught, handler in before.items():
             signal.signal(caught, handler)
+        # From a thread: the signal may have come while this one was printing.
+        message = "stopping after this step and saving; Ctrl-C again stops at once, unsaved"
+        threading.Thread(target=display.print, args=(message,)).start()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         before[number] = signal.signal(number, handle)

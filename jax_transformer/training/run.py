@@ -1,6 +1,6 @@
 """A run directory: what is where, and how it is made and opened.
 
-config.json       settings and model
+config.json       settings, model, and a digest of the data
 tokenizer.json    of both languages
 checkpoints/      latest/ (everything, to resume) and best/ (the model, to use)
 metrics.jsonl     one line of numbers each time they are logged
@@ -12,7 +12,7 @@ report.html       curves, translations, attention
 import datetime
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
@@ -23,7 +23,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.models.encoder_decoder import Transformer
 from jax_transformer.models.parameters import Tree, split
 from jax_transformer.training.checkpoint import CheckpointStore
-from jax_transformer.training.config import TrainConfig, read_json, to_json
+from jax_transformer.training.config import read_json
 from jax_transformer.training.metrics import replace_file
 
 
@@ -43,27 +43,50 @@ class RunDirectory:
         """A place for a new run, not made yet: `out`, or one named after the time.
 
         Raises:
-            InputError: `out` is there already and is not an empty directory.
+            InputError: `out` cannot be made, or is there already and is not an empty directory.
         """
         if out is None:
             now = datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
             out = Path("runs") / now
-        if out.is_file():
-            raise InputError(f"--out {out} is a file: choose a directory that is not there yet")
-        if (out / "config.json").exists():
-            raise InputError(
-                f"--out {out} already holds a run: go on with it (--resume {out}) or choose "
-                f"another directory"
-            )
-        if out.is_dir() and any(out.iterdir()):
-            raise InputError(f"--out {out} is not empty: choose another directory")
-        return cls(out)
+        for path in (out, *out.parents):
+            if path.exists() and not path.is_dir():
+                raise InputError(f"--out {out}: {path} is a file: choose another directory")
+        run = cls(out)
+        run.check_empty()
+        return run
 
-    def create(self, config: TrainConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
-        """Make the directory and write what defines the run, its config last."""
-        self.path.mkdir(parents=True, exist_ok=True)
+    def check_empty(self) -> None:
+        """Refuse to mix a new run with what is there.
+
+        Raises:
+            InputError: the directory holds a run, or anything else.
+        """
+        if self.config.exists():
+            raise InputError(
+                f"--out {self.path} already holds a run: go on with it (--resume {self.path}) or "
+                f"choose another directory"
+            )
+        if self.path.is_dir() and any(self.path.iterdir()):
+            raise InputError(f"--out {self.path} is not empty: choose another directory")
+
+    def create(self, values: dict[str, Any], tokenizer: Tokenizer) -> None:
+        """Make the directory and write what defines the run, its config last.
+
+        Raises:
+            InputError: the directory cannot be made, or another run has begun in it meanwhile.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"--out {self.path} cannot be made ({error.strerror}): choose another directory"
+            ) from None
+        self.check_empty()
         tokenizer.save(self.tokenizer)
-        values = {"training": to_json(config), "model": model.to_dict()}
+        self.save_config(values)
+
+    def save_config(self, values: dict[str, Any]) -> None:
+        """Write `config.json`: the settings, the model, the digest of the data."""
         replace_file(self.config, (json.dumps(values, indent=2) + "\n").encode())
 
     def load_model_config(self) -> ModelConfig:
@@ -100,8 +123,8 @@ class TrainedModel(NamedTuple):
     buffers: Tree
 
 
-def load_best(path: Path) -> TrainedModel:
-    """The best model of the run at `path`.
+def load_best(path: Path, sharding: jax.sharding.Sharding | None = None) -> TrainedModel:
+    """The best model of the run at `path`, by default on the first device.
 
     Raises:
         InputError: `path` is no run, or one that was stopped before its first evaluation, or its
@@ -110,14 +133,14 @@ def load_best(path: Path) -> TrainedModel:
     run = RunDirectory(path)
     config = run.load_model_config()
     tokenizer = run.load_tokenizer(config)
-    if not run.best.is_dir():
-        raise InputError(
-            f"{path} has no model to use yet, its run was stopped before the first evaluation: "
-            f"go on with python train.py --resume {path}"
-        )
     graphdef, params, buffers = abstract_model(config)
-    with CheckpointStore(run.best) as store:
-        best = store.restore(on_device({"params": params, "buffers": buffers}))
+    with CheckpointStore(run.best, by_score=True) as store:
+        if store.chosen_step() is None:
+            raise InputError(
+                f"{path} has no model to use yet, its run was stopped before the first "
+                f"evaluation: go on with python train.py --resume {path}"
+            )
+        best = store.restore(on_device({"params": params, "buffers": buffers}, sharding))
     return TrainedModel(config, tokenizer, graphdef, best["params"], best["buffers"])
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 
-def noam_schedule(d_model: float, warmup_steps: int = 4000, scale: float = 1.0) -> optax.Schedule:
+def noam_schedule(d_model: int, warmup_steps: int = 4000, scale: float = 1.0) -> optax.Schedule:
     """`scale * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)` with `step = count + 1`.
 
     optax gives count 0 to the first update, so that one already moves. Source: Vaswani et al.
@@ -19,7 +19,7 @@ def noam_schedule(d_model: float, warmup_steps: int = 4000, scale: float = 1.0) 
 
 
 def noam_document_schedule(
-    d_model: float, warmup_steps: int = 4000, scale: float = 1.0
+    d_model: int, warmup_steps: int = 4000, scale: float = 1.0
 ) -> optax.Schedule:
     """`noam_schedule` one update late: the lecture document's loop.
 
@@ -34,7 +34,7 @@ def noam_document_schedule(
 
 
 def noam_rate(
-    step: jax.typing.ArrayLike, d_model: float, warmup_steps: int
+    step: jax.typing.ArrayLike, d_model: int, warmup_steps: int
 ) -> jax.typing.ArrayLike:
     """The formula, 0 at step 0."""
     step = jnp.asarray(step, dtype=jnp.result_type(float))

@@ -1,6 +1,8 @@
 """Everything that a training run needs, made and checked before anything is written."""
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +24,17 @@ from jax_transformer.layers.stack import stack_layers, stack_template, unstack_l
 from jax_transformer.models.encoder_decoder import Transformer
 from jax_transformer.models.parameters import Tree, split
 from jax_transformer.training.checkpoint import CheckpointStore
-from jax_transformer.training.config import DataConfig, TrainConfig
+from jax_transformer.training.config import (
+    DataConfig,
+    TrainConfig,
+    check_unchanged,
+    load_config,
+    read_json,
+    to_json,
+)
 from jax_transformer.training.evaluate import Evaluator
 from jax_transformer.training.mesh import data_mesh, replicated
+from jax_transformer.training.metrics import read_metrics
 from jax_transformer.training.optimizer import adam
 from jax_transformer.training.run import RunDirectory, abstract_model, on_device
 from jax_transformer.training.schedule import noam_document_schedule, noam_schedule
@@ -34,6 +44,7 @@ from jax_transformer.training.step import (
     make_train_step,
     start_state,
 )
+from jax_transformer.training.window import LogWindow
 
 DROPOUT_STREAM = 1
 """Folded into the seed's key, so that dropout and initialisation never share a key."""
@@ -56,6 +67,7 @@ class Setup:
     train_step: Callable[[TrainState, Tree, Any], tuple[TrainState, StepMetrics]]
     state: TrainState
     buffers: Tree
+    window: LogWindow
     start_step: int
     parameters: int
     like: Tree
@@ -69,6 +81,14 @@ class Setup:
         """A tree of the training state with its layers as a list."""
         return to_canonical(tree, self.like) if self.config.stacked else tree
 
+    def saved_config(self) -> dict[str, Any]:
+        """What `config.json` holds."""
+        return {
+            "training": to_json(self.config),
+            "model": self.model_config.to_dict(),
+            "data": {"sha256": digest(self.corpus)},
+        }
+
     def summary(self) -> str:
         """What is about to happen, for the terminal."""
         corpus = self.corpus
@@ -78,9 +98,10 @@ class Setup:
             f"{len(corpus.train):,} sentence pairs to train on"
             f"{skipped if corpus.train.skipped else ''}, {len(corpus.valid):,} to validate, "
             f"{len(corpus.test):,} to test\n"
-            f"{self.parameters:,} parameters, vocabulary of {self.tokenizer.vocab_size:,} tokens, "
-            f"{len(self.batches):,} batches an epoch, "
-            f"{devices} {jax.devices()[0].platform} device{'s' if devices > 1 else ''}\n"
+            f"{self.tokenizer.vocab_size:,} tokens in the vocabulary, "
+            f"{len(self.batches):,} batches an epoch\n"
+            f"{self.parameters:,} parameters on {devices} "
+            f"{jax.devices()[0].platform.upper()} device{'s' if devices > 1 else ''}\n"
             f"Run directory: {self.run.path}"
         )
 
@@ -91,20 +112,13 @@ def prepare(config: TrainConfig) -> Setup:
     Raises:
         InputError: anything that cannot be used.
     """
-    resumed = config.resume is not None
-    run = RunDirectory(config.resume) if config.resume else RunDirectory.new(config.out)
-    corpus = load_corpus(config.data, config.seed)
-    if resumed:
-        model_config = run.load_model_config()
-        tokenizer = run.load_tokenizer(model_config)
+    if config.resume is None:
+        run = RunDirectory.new(config.out)
     else:
-        text = [*corpus.train.sources, *corpus.train.targets]
-        tokenizer = Tokenizer.train(text, config.data.vocab_size)
-        model_config = ModelConfig(
-            **dataclasses.asdict(config.model),
-            src_vocab_size=tokenizer.vocab_size,
-            tgt_vocab_size=tokenizer.vocab_size,
-        )
+        run = RunDirectory(config.resume)
+        check_resumable(config, run)
+    corpus = load_corpus(config.data, config.seed)
+    tokenizer, model_config = load_or_make_model(config, run, corpus)
     mesh = data_mesh()
     batches = Batches(
         tokenizer.encode_batch(corpus.train.sources, max_length=model_config.max_len),
@@ -112,23 +126,25 @@ def prepare(config: TrainConfig) -> Setup:
         tokens_per_batch=config.tokens_per_batch,
         seed=config.seed,
         vocab_size=tokenizer.vocab_size,
-        row_multiple=mesh.devices.size,
         max_length=model_config.max_len,
     )
     canonical, params, _ = abstract_model(model_config)
-    make_optimizer = make_schedule(config, model_config.d_model)
+    schedule = make_schedule(config, model_config.d_model)
     optimizer = adam(
-        make_optimizer,
+        schedule,
         b1=config.optimizer.b1,
         b2=config.optimizer.b2,
         eps=config.optimizer.eps,
         max_norm=config.optimizer.max_norm,
     )
     graphdef, state, buffers = start(config, model_config, optimizer, mesh)
-    start_step = 0
-    if resumed:
-        state = restore(config, run, params, state, mesh)
-        start_step = int(state.step)
+    evaluators = [
+        Evaluator(canonical, buffers, model_config, tokenizer, text)
+        for text in (corpus.valid, corpus.test)
+    ]
+    window = LogWindow.empty()
+    if config.resume is not None:
+        state, window = restore(config, run, params, state, mesh)
     train_step = make_train_step(
         graphdef,
         optimizer,
@@ -137,10 +153,6 @@ def prepare(config: TrainConfig) -> Setup:
         compute_dtype=jnp.dtype(config.compute_dtype),
         average_decay=config.optimizer.average_decay,
     )
-    evaluators = [
-        Evaluator(canonical, buffers, model_config, tokenizer, text)
-        for text in (corpus.valid, corpus.test)
-    ]
     return Setup(
         config=config,
         run=run,
@@ -151,14 +163,69 @@ def prepare(config: TrainConfig) -> Setup:
         valid_evaluator=evaluators[0],
         test_evaluator=evaluators[1],
         mesh=mesh,
-        schedule=make_optimizer,
+        schedule=schedule,
         train_step=train_step,
         state=state,
         buffers=buffers,
-        start_step=start_step,
+        window=window,
+        start_step=int(state.step),
         parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
         like=params,
     )
+
+
+def check_resumable(config: TrainConfig, run: RunDirectory) -> None:
+    """Find out that a run cannot go on before anything is computed.
+
+    Raises:
+        InputError: no run, a setting that a resumed run cannot change, no checkpoint yet, or
+            nothing left to do.
+    """
+    check_unchanged(config, load_config(run.config))
+    with CheckpointStore(run.latest) as store:
+        step = store.chosen_step()
+    if step is None:
+        raise InputError(
+            f"{run.path} was stopped before its first checkpoint: delete it and start again"
+        )
+    scored = any(line["kind"] == "test" for line in read_metrics(run.path) if line["step"] == step)
+    if step > config.steps or (step == config.steps and scored):
+        raise InputError(
+            f"--resume {run.path}: all {step:,} steps are done; to train on, say how far with "
+            f"--steps"
+        )
+
+
+def load_or_make_model(
+    config: TrainConfig, run: RunDirectory, corpus: Corpus
+) -> tuple[Tokenizer, ModelConfig]:
+    """Tokenizer and model config: those of the run to resume, or new ones.
+
+    Raises:
+        InputError: the files of the run do not fit each other or the data.
+    """
+    if config.resume is None:
+        text = [*corpus.train.sources, *corpus.train.targets]
+        tokenizer = Tokenizer.train(text, config.data.vocab_size)
+        model_config = ModelConfig(
+            **dataclasses.asdict(config.model),
+            src_vocab_size=tokenizer.vocab_size,
+            tgt_vocab_size=tokenizer.vocab_size,
+        )
+        return tokenizer, model_config
+    if read_json(run.config).get("data") != {"sha256": digest(corpus)}:
+        raise InputError(
+            f"--resume {run.path}: the training data are not those that the run was started "
+            f"with: restore the files, or start a new run"
+        )
+    model_config = run.load_model_config()
+    return run.load_tokenizer(model_config), model_config
+
+
+def digest(corpus: Corpus) -> str:
+    """A hash of all sentences, by which a resumed run knows its data again."""
+    parts = [(text.sources, text.targets) for text in (corpus.train, corpus.valid, corpus.test)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def load_corpus(data: DataConfig, seed: int) -> Corpus:
@@ -202,29 +269,26 @@ def start(
 
 def restore(
     config: TrainConfig, run: RunDirectory, like: Tree, state: TrainState, mesh: Mesh
-) -> TrainState:
-    """The state in the run's newest checkpoint, in the layout of `state`.
+) -> tuple[TrainState, LogWindow]:
+    """What the run's newest checkpoint holds, the state in the layout of `state`.
 
     Raises:
-        InputError: there is no checkpoint, or it does not fit, or it has all steps already.
+        InputError: there is no checkpoint, or it does not fit.
     """
-    if not run.latest.is_dir():
-        raise InputError(
-            f"{run.path} was stopped before its first checkpoint: delete it and start again"
-        )
-    expected = state._asdict()
+    expected = checkpoint_tree(state, LogWindow.empty())
     if config.stacked:
         expected = jax.eval_shape(lambda tree: to_canonical(tree, like), expected)
     with CheckpointStore(run.latest) as store:
         values = store.restore(on_device(expected, replicated(mesh)))
-    if int(values["step"]) >= config.steps:
-        raise InputError(
-            f"--resume {run.path}: all {config.steps:,} steps are done; to train on, say how far "
-            f"with --steps"
-        )
+    window = LogWindow(**jax.device_get(values.pop("window")))
     if config.stacked:
         values = map_params(stack_layers, values)
-    return TrainState(**values)
+    return TrainState(**values), window
+
+
+def checkpoint_tree(state: TrainState, window: LogWindow) -> Tree:
+    """What a checkpoint holds: all that a run needs to go on exactly."""
+    return state._asdict() | {"window": window._asdict()}
 
 
 def to_canonical(tree: Tree, like: Tree) -> Tree:

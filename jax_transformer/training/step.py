@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from jax_transformer.config import IGNORED_LABEL
+from jax_transformer.config import IGNORED_LABEL, ModelConfig
+from jax_transformer.errors import InputError
 from jax_transformer.layers.mask import create_decoder_length_mask, create_length_mask
 from jax_transformer.models.parameters import Tree, cast
 from jax_transformer.training.loss import LossSum, cross_entropy
@@ -58,6 +60,63 @@ def batch_loss(
     )
 
 
+def check_batch(batch: Any, config: ModelConfig) -> None:
+    """Refuse a batch that the model would read NaN or nonsense from, before it is on a device.
+
+    Args:
+        batch: has the fields of `data.batches.Batch`, as arrays on the host.
+        config: of the model.
+
+    Raises:
+        InputError: an id outside the vocabulary; a label that is neither an id nor
+            `IGNORED_LABEL`; rows longer than the position table; a length that is not one;
+            fields whose shapes disagree.
+    """
+    rows, source_width = np.shape(batch.source)
+    _, target_width = np.shape(batch.labels)
+    for name, shape in {
+        "source": (rows, source_width),
+        "source_lengths": (rows,),
+        "decoder_input": (rows, target_width),
+        "labels": (rows, target_width),
+        "target_lengths": (rows,),
+    }.items():
+        if np.shape(getattr(batch, name)) != shape:
+            raise InputError(
+                f"batch.{name} is {list(np.shape(getattr(batch, name)))}, must be {list(shape)}: "
+                f"all fields have the same rows, decoder_input and labels the same width"
+            )
+    for name, width in (("source", source_width), ("labels", target_width)):
+        if width > config.max_len:
+            raise InputError(
+                f"batch.{name} has rows of {width} tokens, more than the {config.max_len} of the "
+                f"position table: cut them, or make the model with a larger max_len"
+            )
+    check_values("batch.source", batch.source, config.src_vocab_size)
+    check_values("batch.decoder_input", batch.decoder_input, config.tgt_vocab_size)
+    check_values("batch.labels", batch.labels, config.tgt_vocab_size, other=IGNORED_LABEL)
+    check_values("batch.source_lengths", batch.source_lengths, source_width + 1)
+    check_values("batch.target_lengths", batch.target_lengths, target_width + 1)
+
+
+def check_values(name: str, array: Any, limit: int, *, other: int | None = None) -> None:
+    """Refuse an array that holds anything but whole numbers from 0 to `limit - 1`, or `other`.
+
+    Raises:
+        InputError: with the first such value and its place.
+    """
+    array = np.asarray(array)
+    allowed = f"a whole number from 0 to {limit - 1}" + ("" if other is None else f", or {other}")
+    if not np.issubdtype(array.dtype, np.integer):
+        raise InputError(f"{name} has dtype {array.dtype}: each value must be {allowed}")
+    wrong = (array < 0) | (array >= limit)
+    if other is not None:
+        wrong &= array != other
+    if wrong.any():
+        place = tuple(int(index) for index in np.argwhere(wrong)[0])
+        raise InputError(f"{name}{list(place)} is {array[place]}: must be {allowed}")
+
+
 def make_train_step(
     graphdef: nnx.GraphDef,
     optimizer: optax.GradientTransformation,
@@ -68,6 +127,9 @@ def make_train_step(
     average_decay: float = 0.0,
 ) -> Callable[[TrainState, Tree, Any], tuple[TrainState, StepMetrics]]:
     """The jitted `(state, buffers, batch) -> (state, metrics)`; the state's memory is reused.
+
+    Inside the program nothing can be refused any more: give batches that are not those of
+    `data.batches` to `check_batch` first.
 
     The dropout key of a step is `fold_in(dropout_key, state.step)`; no key, no dropout. With a
     `compute_dtype` the forward and backward passes run on a copy of the parameters in that

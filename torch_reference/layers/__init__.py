@@ -1,0 +1,44 @@
+"""The components of a Transformer."""
+
+from torch_reference.layers.attention import MultiHeadAttention, dot_product_attention
+from torch_reference.layers.block import (
+    DecoderLayer,
+    EncoderLayer,
+    PreNormDecoderLayer,
+    PreNormEncoderLayer,
+)
+from torch_reference.layers.feedforward import FeedForward
+from torch_reference.layers.linear import OutputProjection
+from torch_reference.layers.mask import (
+    create_decoder_length_mask,
+    create_decoder_mask,
+    create_length_mask,
+    create_look_ahead_mask,
+    create_padding_mask,
+    positions_from_padding_mask,
+)
+from torch_reference.layers.normalization import LayerNorm
+from torch_reference.layers.position import (
+    LearnedPositionalEncoding,
+    SinusoidalPositionalEncoding,
+)
+
+__all__ = [
+    "DecoderLayer",
+    "EncoderLayer",
+    "FeedForward",
+    "LayerNorm",
+    "LearnedPositionalEncoding",
+    "MultiHeadAttention",
+    "OutputProjection",
+    "PreNormDecoderLayer",
+    "PreNormEncoderLayer",
+    "SinusoidalPositionalEncoding",
+    "create_decoder_length_mask",
+    "create_decoder_mask",
+    "create_length_mask",
+    "create_look_ahead_mask",
+    "create_padding_mask",
+    "dot_product_attention",
+    "positions_from_padding_mask",
+]

@@ -1,0 +1,108 @@
+"""Weights under which faults show, carried from PyTorch to JAX and back by the porting rules."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax import nnx
+
+from jax_transformer.config import ModelConfig
+from jax_transformer.models.encoder_decoder import Transformer
+from jax_transformer.models.parameters import cast, flatten, split, unflatten
+from jax_transformer.porting.families.transformer import RULES, rules
+from jax_transformer.porting.plan import convert, convert_back
+from jax_transformer.porting.rules import Alias, Rule
+from torch_reference.models import encoder_decoder as reference_model
+
+Tensors = dict[str, np.ndarray]
+
+
+def randomize(reference: torch.nn.Module, seed: int = 0) -> None:
+    """Weights under which faults show: nothing 0 or 1, attention scores and logits of order 1
+    to 10, every number exact in float32."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+            if parameter.dim() == 1:
+                centre = 1.0 if name.endswith("weight") else 0.0
+                parameter.copy_(centre + 0.3 * noise)
+            else:
+                gain = 2.0 if is_sharp(name) else 1.0
+                parameter.copy_(gain * parameter.shape[1] ** -0.5 * noise)
+
+
+def is_sharp(name: str) -> bool:
+    """Whether the matrix makes scores or logits (an embedding table may be tied to them)."""
+    return any(part in name for part in ("q_proj", "k_proj", "output_proj", "embedding"))
+
+
+def make_pair(
+    config: ModelConfig, dtype: Any = jnp.float32, seed: int = 0
+) -> tuple[reference_model.Transformer, Transformer]:
+    """The two models of a configuration with the same weights, in evaluation mode."""
+    reference = reference_model.Transformer.from_config(config).eval()
+    randomize(reference, seed)
+    model = carry(reference, lambda: Transformer.from_config(config, rngs=nnx.Rngs(0)), "", dtype)
+    return reference.to(torch.float64 if dtype == jnp.float64 else torch.float32), model
+
+
+def carry(
+    reference: torch.nn.Module, build: Callable[[], nnx.Module], place: str, dtype: Any
+) -> nnx.Module:
+    """The JAX module with the weights and buffers of `reference`, through the porting rules."""
+    graphdef, params, buffers = split(nnx.eval_shape(build))
+    tensors = {name: to_numpy(tensor) for name, tensor in reference.state_dict().items()}
+    shapes = {name: leaf.shape for name, leaf in (flatten(params) | flatten(buffers)).items()}
+    converted = convert(
+        rules_of(reference), with_prefix(tensors, place), with_prefix(shapes, place)
+    )
+    leaves = {name: jnp.asarray(array) for name, array in without_prefix(converted, place).items()}
+    params, buffers = (
+        cast(unflatten({name: leaves[name] for name in flatten(tree)}, tree), dtype)
+        for tree in (params, buffers)
+    )
+    return nnx.merge(graphdef, params, buffers)
+
+
+def carry_back(
+    tree: dict[Any, Any], reference: torch.nn.Module, place: str, *, aliases: bool = False
+) -> Tensors:
+    """A tree like the parameters (gradients, moments) under the names of `reference`."""
+    family = rules_of(reference) if aliases else RULES
+    shapes = {name: parameter.shape for name, parameter in parameters_of(reference).items()}
+    tensors = {name: to_numpy(leaf) for name, leaf in flatten(tree).items()}
+    back = convert_back(family, with_prefix(tensors, place), with_prefix(shapes, place))
+    return without_prefix(back, place)
+
+
+def parameters_of(reference: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters by name; a table with several names under the one that the rules carry."""
+    second = {rule.source for rule in rules_of(reference) if isinstance(rule, Alias)}
+    named = reference.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in named if name not in second}
+
+
+def rules_of(reference: torch.nn.Module) -> tuple[Rule | Alias, ...]:
+    """The porting table of the module."""
+    config = getattr(reference, "config", None)
+    return RULES if config is None else rules(config)
+
+
+def with_prefix(values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    return {f"{place}.{name}" if place else name: value for name, value in values.items()}
+
+
+def without_prefix(values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    return {name.removeprefix(f"{place}."): value for name, value in values.items()}
+
+
+def to_numpy(value: Any) -> np.ndarray:
+    """A tensor or array of either framework; narrow floats widened to float32, exactly."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+        return (value.float() if value.dtype in (torch.bfloat16, torch.float16) else value).numpy()
+    value = np.array(value)
+    return value.astype(np.float32) if value.dtype.itemsize == 2 else value

@@ -1,0 +1,75 @@
+"""Dropout sits at the same places in both frameworks, each with a mask of its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jax_transformer.config import ModelConfig
+from jax_transformer.layers.dropout import Dropout
+from parity_tests.harness import make_pair, to_numpy
+from parity_tests.inputs import SOURCE, SOURCE_MASK, TARGET, TARGET_MASK, D, F, N, V
+
+# Position encodings: 2. An encoder layer: weights, hidden units and two sublayers; a decoder
+# layer has two attentions and three sublayers.
+LAYERS = 2
+PLACES = 2 + LAYERS * 4 + LAYERS * 6
+
+
+def config(norm_placement):
+    return ModelConfig(
+        src_vocab_size=V,
+        tgt_vocab_size=V,
+        d_model=D,
+        num_heads=N,
+        d_ff=F,
+        num_encoder_layers=LAYERS,
+        num_decoder_layers=LAYERS,
+        max_len=20,
+        norm_placement=norm_placement,
+    )
+
+
+def field(shape):
+    """A fixed factor for each element in place of a random mask: unlike zeros, all of it shows."""
+    return 1 + 0.5 * np.sin(1.7 * np.arange(np.prod(shape))).reshape(shape)
+
+
+@pytest.mark.parametrize("norm_placement", ["post", "pre"])
+def test_the_same_masks_give_the_same_logits(norm_placement, monkeypatch):
+    keys = []
+
+    def ours_dropped(self, x, key=None):
+        keys.append(tuple(jax.random.key_data(key).tolist()))
+        return x * jnp.asarray(field(x.shape), x.dtype)
+
+    calls = []
+
+    def theirs_dropped(self, x):
+        calls.append(x.shape)
+        return x * torch.from_numpy(field(tuple(x.shape)))
+
+    monkeypatch.setattr(Dropout, "__call__", ours_dropped)
+    monkeypatch.setattr(torch.nn.Dropout, "forward", theirs_dropped)
+    inputs = (SOURCE, TARGET, SOURCE_MASK, TARGET_MASK)
+    with jax.enable_x64(True):
+        theirs, ours = make_pair(config(norm_placement), jnp.float64)
+        found = ours(*map(jnp.asarray, inputs), dropout_key=jax.random.key(0))
+    with torch.no_grad():
+        expected = theirs(*map(torch.from_numpy, inputs))
+    np.testing.assert_allclose(to_numpy(found), to_numpy(expected), rtol=0, atol=1e-12)
+    assert len(calls) == PLACES
+    assert len(keys) == PLACES
+    assert len(set(keys)) == PLACES, "two places of the model have one mask"
+
+
+def test_without_a_key_and_in_evaluation_mode_nothing_is_dropped():
+    theirs, ours = make_pair(config("post"))
+    inputs = (SOURCE, TARGET, SOURCE_MASK, TARGET_MASK)
+    ours_twice = [to_numpy(ours(*map(jnp.asarray, inputs))) for _ in range(2)]
+    theirs_twice = [to_numpy(theirs(*map(torch.from_numpy, inputs))) for _ in range(2)]
+    np.testing.assert_array_equal(*ours_twice)
+    np.testing.assert_array_equal(*theirs_twice)
+    dropped = ours(*map(jnp.asarray, inputs), dropout_key=jax.random.key(0))
+    assert not np.allclose(dropped, ours_twice[0])

@@ -1,0 +1,171 @@
+"""Whole training runs in a second: a toy language, one batch shape, one compiled step.
+
+`train` is the library's, but for one thing: runs of equal settings share their compiled programs,
+which is nearly all of the time that such a run takes.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import random
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+
+from jax_transformer.config import Architecture
+from jax_transformer.training import loop
+from jax_transformer.training.config import DataConfig, OptimizerConfig, TrainConfig, to_json
+from jax_transformer.training.setup import Setup, prepare
+
+SOURCE_WORDS, TARGET_WORDS = "abcdefgh", "STUVWXYZ"
+BATCHES_PER_EPOCH = 4
+
+
+def write_pairs(path: Path, count: int = 120) -> Path:
+    """`count` different pairs of 2 to 6 words, translated word by word."""
+    generator, pairs = random.Random(0), {}
+    while len(pairs) < count:
+        words = [generator.randrange(8) for _ in range(generator.randint(2, 6))]
+        source = " ".join(SOURCE_WORDS[word] for word in words)
+        pairs[source] = " ".join(TARGET_WORDS[word] for word in words)
+    text = "".join(f"{source}\t{target}\n" for source, target in pairs.items())
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def config(directory: Path, **changes: Any) -> TrainConfig:
+    """Settings of a run in `directory/run`, with dropout and a running average."""
+    data = directory / "pairs.tsv"
+    settings = TrainConfig(
+        steps=10,
+        out=directory / "run",
+        tokens_per_batch=256,
+        evaluate_every=1000,
+        checkpoint_every=1000,
+        log_every=4,
+        data=DataConfig(
+            tsv=data if data.exists() else write_pairs(data),
+            vocab_size=300,
+            valid_size=10,
+            test_size=10,
+        ),
+        model=Architecture(
+            d_model=16,
+            num_heads=2,
+            d_ff=32,
+            num_encoder_layers=1,
+            num_decoder_layers=1,
+            max_len=32,
+            norm_placement="pre",
+            activation="relu",
+            tied_tables="all",
+        ),
+        optimizer=OptimizerConfig(warmup_steps=40, average_decay=0.9),
+    )
+    return dataclasses.replace(settings, **changes)
+
+
+def resumed(settings: TrainConfig, **changes: Any) -> TrainConfig:
+    """The settings that go on with a run."""
+    return dataclasses.replace(settings, resume=settings.out, **changes)
+
+
+_compiled: dict[str, Setup] = {}
+
+
+def shared(setup: Setup) -> Setup:
+    """`setup` with the programs of the first one of equal settings."""
+    settings = to_json(setup.config)
+    for name in ("out", "steps", "evaluate_every", "checkpoint_every", "log_every"):
+        del settings[name]
+    settings["data"] = setup.saved_config()["data"]
+    first = _compiled.setdefault(json.dumps(settings), setup)
+    return dataclasses.replace(
+        setup,
+        train_step=first.train_step,
+        valid_evaluator=first.valid_evaluator,
+        test_evaluator=first.test_evaluator,
+    )
+
+
+class AtStep:
+    """Batches that call `action` when the one of `step` is fetched."""
+
+    def __init__(self, batches: Any, step: int, action: Callable[[], None]):
+        self.batches, self.step, self.action = batches, step, action
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def at(self, step: int) -> Any:
+        if step == self.step:
+            self.action()
+        return self.batches.at(step)
+
+
+def train(
+    settings: TrainConfig, *, before_step: int = -1, action: Callable[[], None] = lambda: None
+) -> str:
+    """`loop.train`, with `action` before the step of that number; returns what it prints."""
+
+    def prepared(settings: TrainConfig) -> Setup:
+        setup = shared(prepare(settings))
+        return dataclasses.replace(setup, batches=AtStep(setup.batches, before_step, action))
+
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), mock.patch.object(loop, "prepare", prepared):
+        loop.train(settings)
+    return output.getvalue()
+
+
+def press_ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def saved_state(settings: TrainConfig) -> dict[str, np.ndarray]:
+    """Every array in the newest checkpoint of a run, by name."""
+    setup = prepare(resumed(settings, steps=settings.steps + 1))
+    return named((setup.state, setup.window))
+
+
+def named(tree: Any) -> dict[str, np.ndarray]:
+    """The leaves of a tree by path."""
+    leaves = jax.tree.flatten_with_path(jax.device_get(tree))[0]
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def assert_same_bits(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    """Equal names, dtypes and bits."""
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype, name
+        assert found[name].tobytes() == array.tobytes(), name
+
+
+class Finished:
+    """A run that went through to its end: its settings and what it printed."""
+
+    def __init__(self, settings: TrainConfig, output: str):
+        self.settings, self.output = settings, output
+        assert settings.out is not None
+        self.path: Path = settings.out
+
+
+_directory = tempfile.TemporaryDirectory(prefix="tiny-run-")
+
+
+@functools.cache
+def finished() -> Finished:
+    """One run for all tests that only read it; long enough to learn most of the toy language."""
+    settings = config(
+        Path(_directory.name), steps=240, evaluate_every=60, checkpoint_every=100, log_every=20
+    )
+    return Finished(settings, train(settings))
