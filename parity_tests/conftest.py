@@ -8,6 +8,8 @@ import sys
 
 from jaxtyping import install_import_hook
 
+import parity_tests.typechecker  # noqa: F401  the hook names it and does not import it
+
 CHECKED = (
     "jax_transformer.layers",
     "jax_transformer.models",
@@ -22,7 +24,7 @@ CHECKED = (
 early = sorted(name for name in sys.modules if name.startswith(CHECKED))
 if early:
     raise RuntimeError(f"imported before their shapes could be checked: {', '.join(early)}")
-install_import_hook(CHECKED, "beartype.beartype")
+install_import_hook(CHECKED, "parity_tests.typechecker.check")
 
 import jax  # noqa: E402
 import torch  # noqa: E402

@@ -22,6 +22,7 @@ import numpy as np
 
 from jax_transformer.config import Architecture
 from jax_transformer.training import loop
+from jax_transformer.training.checkpoint import CheckpointStore
 from jax_transformer.training.config import DataConfig, OptimizerConfig, TrainConfig, to_json
 from jax_transformer.training.setup import Setup, prepare
 
@@ -130,10 +131,16 @@ def press_ctrl_c() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def saved_state(settings: TrainConfig) -> dict[str, np.ndarray]:
-    """Every array in the newest checkpoint of a run, by name."""
-    setup = prepare(resumed(settings, steps=settings.steps + 1))
-    return named((setup.state, setup.window))
+def saved(directory: Path, *, by_score: bool = False) -> tuple[int | None, dict[str, np.ndarray]]:
+    """The step of the newest or best checkpoint, and every array in it by name."""
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with CheckpointStore(directory, by_score=by_score) as store:
+        step = store.chosen_step()
+        like = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            store._manager.item_metadata(step),
+        )
+        return step, named(store.restore(like))
 
 
 def named(tree: Any) -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jax_transformer.layers.fusion import materialize
 from jax_transformer.models.encoder_decoder import TransformerDecoder
 
 
@@ -39,7 +40,9 @@ class KeyValueCache:
     @classmethod
     def full(cls, key: Float[Array, "B S N H"], value: Float[Array, "B S N H"]) -> "KeyValueCache":
         """A cache that holds exactly these."""
-        return cls(swap(key), swap(value), jnp.int32(key.shape[1]))
+        # Or XLA moves the exchange of axes into the loop, to be done again at each step.
+        key, value = materialize((swap(key), swap(value)))
+        return cls(key, value, jnp.int32(key.shape[2]))
 
     @property
     def size(self) -> int:

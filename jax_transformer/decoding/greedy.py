@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Int
 from jax_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from jax_transformer.decoding.cache import DecoderLayerCache, grow_cache, start_cache
 from jax_transformer.errors import InputError
+from jax_transformer.layers.linear import transpose_kernels
 from jax_transformer.models.encoder_decoder import Transformer
 from jax_transformer.models.parameters import Tree, split
 
@@ -88,6 +89,8 @@ def decode(
         ended=~src_mask.any(axis=(1, 2, 3)),
         caches=start_cache(model.decoder, enc_output, min(FIRST_SEGMENT, max_len)),
     )
+    if batch > 1:  # A single row is limited by the memory that it reads, in either order.
+        transpose_kernels(model.decoder)
 
     def step(state: DecodeState) -> DecodeState:
         index = state.length - 1

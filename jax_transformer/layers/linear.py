@@ -31,9 +31,25 @@ class Linear(nnx.Module):
         bias = uniform(in_features**-0.5)(rngs.params(), (out_features,), jnp.float32)
         self.kernel = nnx.Param(kernel)
         self.bias = nnx.Param(bias)
+        self.transposed = False
 
     def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
+        if self.transposed:
+            return affine_transposed(x, self.kernel[...], self.bias[...])
         return affine(x, self.kernel[...], self.bias[...])
+
+    def transpose(self) -> None:
+        """Keep W as `[out, in]` from now on: the order that a product of few rows reads fastest
+        on a CPU. For a model inside a decoding program; saved parameters are never so."""
+        self.kernel = nnx.Param(materialize(self.kernel[...].T))
+        self.transposed = True
+
+
+def transpose_kernels(module: nnx.Module) -> None:
+    """`Linear.transpose` for every one in `module`."""
+    for _, part in nnx.iter_modules(module):
+        if isinstance(part, Linear):
+            part.transpose()
 
 
 @jax.custom_vjp
@@ -78,9 +94,19 @@ affine.defvjp(_affine_forward, _affine_backward)
 def affine_transposed(
     x: Float[Array, "... in"], table: Float[Array, "out in"], bias: Float[Array, " out"]
 ) -> Float[Array, "... out"]:
-    """`x E^T + b` for x in float32 or wider, read from E as it lies: for a single x
-    `affine(x, E.T, b)` transposes E in memory first, at each step of a decoding loop."""
-    return jnp.einsum("...i,oi->...o", x, table) + bias
+    """`x E^T + b`, as `affine` with `W = E^T`, from E as it lies: XLA's CPU compiler would
+    transpose it first for a single row, at each step of a decoding loop.
+
+    One token a row, as a decoding step has, is `(E x^T)^T`: for 16 rows 43 to 57 GFLOP/s on one
+    core, `x E^T` 24 to 29, `x W` 15 to 30.
+    """
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    if x.ndim == 3 and x.shape[1] == 1:
+        product = jnp.einsum("oi,bi->ob", table, x[:, 0], preferred_element_type=wide)
+        product = materialize(product).T[:, None]  # or XLA makes it `x E^T` again
+    else:
+        product = jnp.einsum("...i,oi->...o", x, table, preferred_element_type=wide)
+    return (product + bias.astype(wide)).astype(x.dtype)
 
 
 def _affine_transposed_forward(

@@ -17,10 +17,9 @@ from jax_transformer.errors import InputError
 
 Tree = Any
 
-# Orbax warns through absl whenever a save waits for the one before, across the progress line.
-logging.getLogger("absl").addFilter(
-    lambda record: record.levelno >= logging.ERROR or "orbax" not in record.pathname
-)
+# Orbax logs each save that waits for the one before, and tracebacks of what it raises as well,
+# across the progress line.
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
 
 
 class CheckpointStore:
@@ -44,6 +43,8 @@ class CheckpointStore:
                     create=write,
                     cleanup_tmp_directories=write,
                     best_fn=(lambda metrics: metrics["score"]) if by_score else None,
+                    # In the background a directory that cannot be made is a hang of minutes.
+                    async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
                 ),
                 item_handlers=ocp.StandardCheckpointHandler(),
             )

@@ -10,7 +10,7 @@ import torch
 
 from jax_transformer.config import ModelConfig
 from jax_transformer.decoding.cache import KeyValueCache, grow_cache, start_cache
-from parity_tests.harness import make_pair, to_numpy
+from parity_tests.harness import QUICK, make_pair, to_numpy
 from parity_tests.inputs import SOURCE, SOURCE_MASK, TARGET, D, F, N, S, T, V, normal, padding
 
 # Sums of other lengths in another order: a few ulp of logits of order 10.
@@ -48,42 +48,56 @@ def models(name):
     return make_pair(CONFIGS[name], jnp.float64)
 
 
+@functools.cache
+def compiled(name):
+    """The two halves of decoding: what is done once, and what is done for each chunk."""
+    _, model = models(name)
+
+    def start(source, mask, slots):
+        return start_cache(model.decoder, model.encode(source, mask), slots)
+
+    def step(caches, source_mask, tokens, positions, tgt_mask):
+        output = model.decoder.step(tokens, caches, source_mask, tgt_mask, positions)
+        return model.project(output), caches
+
+    return (
+        jax.jit(start, static_argnums=2, compiler_options=QUICK),
+        jax.jit(step, compiler_options=QUICK),
+    )
+
+
 class Stepper:
-    """Steps of the cached decoder over the first `rows` rows of the batch, compiled."""
+    """Steps of the cached decoder over the last `rows` rows of the batch."""
 
-    def __init__(self, name, rows, slots):
-        self.reference, self.model = models(name)
-        self.rows, self.slots = rows, slots
-        self.mask = jnp.asarray(SOURCE_MASK[:rows])
-        enc_output = self.model.encode(jnp.asarray(SOURCE[:rows]), self.mask)
-        self.caches = start_cache(self.model.decoder, enc_output, slots)
-
-        @jax.jit
-        def step(caches, tokens, positions, tgt_mask):
-            output = self.model.decoder.step(tokens, caches, self.mask, tgt_mask, positions)
-            return self.model.project(output), caches
-
-        self.step = step
+    def __init__(self, name, rows, slots=T + 2):
+        self.reference, _ = models(name)
+        self.source, self.mask = SOURCE[-rows:], SOURCE_MASK[-rows:]
+        self.slots = slots
+        start, self.step = compiled(name)
+        self.caches = start(jnp.asarray(self.source), jnp.asarray(self.mask), slots)
 
     def __call__(self, tokens, start, hidden=None, positions=None):
         """Logits of `tokens`, which follow `start` others in the cache."""
-        length = tokens.shape[1]
-        index = start + np.arange(length)
+        index = start + np.arange(tokens.shape[1])
         mask = np.arange(self.slots) <= index[:, None]
-        mask = np.broadcast_to(mask, (self.rows, 1, *mask.shape))
+        mask = np.broadcast_to(mask, (len(tokens), 1, *mask.shape))
         if hidden is not None:
             mask = mask & ~hidden[:, None, None, :]
         if positions is None:
             positions = np.broadcast_to(index, tokens.shape)
         logits, self.caches = self.step(
-            self.caches, jnp.asarray(tokens), jnp.asarray(positions, jnp.int32), jnp.asarray(mask)
+            self.caches,
+            jnp.asarray(self.mask),
+            jnp.asarray(tokens),
+            jnp.asarray(positions, jnp.int32),
+            jnp.asarray(mask),
         )
         return to_numpy(logits)
 
     def uncached(self, tokens):
         """PyTorch's logits of the whole prefix."""
         causal = np.tril(np.ones((1, 1, *[tokens.shape[1]] * 2), bool))
-        arrays = (SOURCE[: self.rows], tokens, SOURCE_MASK[: self.rows], causal)
+        arrays = (self.source, tokens, self.mask, causal)
         with torch.no_grad():
             return self.reference(*map(torch.from_numpy, arrays)).numpy()
 
@@ -92,27 +106,27 @@ class Stepper:
 TOKENS = np.where(padding(T), TARGET, 0).astype(np.int32)
 
 
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_cached_logits_equal_uncached_ones_at_every_length(name, rows):
-    stepper = Stepper(name, rows, T)
+    stepper = Stepper(name, rows)
     for index in range(T):
         found = stepper(TOKENS[:rows, index : index + 1], index)
         expected = stepper.uncached(TOKENS[:rows, : index + 1])[:, -1:]
         np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("chunks", [(7,), (5, 2), (1, 6)], ids=str)
+@pytest.mark.parametrize("chunks", [(7,), (5, 2)], ids=str)
 def test_tokens_in_one_call_in_chunks_and_one_by_one_are_the_same(chunks):
-    whole, single = Stepper("post", 3, T + 2), Stepper("post", 3, T + 2)
-    found = []
+    whole, single = Stepper("post", 3), Stepper("post", 3)
+    found, start = [], 0
     for length in chunks:
-        start = sum(part.shape[1] for part in found)
         found.append(whole(TOKENS[:3, start : start + length], start))
-    found = np.concatenate(found, axis=1)
-    np.testing.assert_allclose(found, single.uncached(TOKENS[:3]), rtol=0, atol=TOLERANCE)
-    one_by_one = [single(TOKENS[:3, i : i + 1], i) for i in range(T)]
-    np.testing.assert_allclose(found, np.concatenate(one_by_one, 1), rtol=0, atol=TOLERANCE)
+        start += length
+    one_by_one = [single(TOKENS[:3, index : index + 1], index) for index in range(T)]
+    expected = single.uncached(TOKENS[:3])
+    np.testing.assert_allclose(np.concatenate(found, 1), expected, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(np.concatenate(one_by_one, 1), expected, rtol=0, atol=TOLERANCE)
     for first, second in zip(whole.caches, single.caches, strict=True):
         assert first.self_attn.length == second.self_attn.length == T
         for one, other in zip(first.self_attn.read(), second.self_attn.read(), strict=True):
@@ -120,27 +134,26 @@ def test_tokens_in_one_call_in_chunks_and_one_by_one_are_the_same(chunks):
 
 
 def test_left_padded_prompts_continue_as_they_would_alone():
-    # Rows of 7 and 5 tokens: the second begins with two slots of padding.
-    hidden = np.zeros((2, T + 2), bool)
+    # Row 1 has 5 tokens behind two slots of padding.
+    batch, alone = Stepper("post", 3), Stepper("post", 3)
+    hidden = np.zeros((3, batch.slots), bool)
     hidden[1, :2] = True
-    tokens = np.concatenate([TOKENS[:1], TOKENS[2:3]])
-    positions = np.stack([np.arange(T), np.maximum(np.arange(T) - 2, 0)])
-    batch, alone = Stepper("post", 2, T + 2), Stepper("post", 2, T + 2)
-    found = batch(tokens, 0, hidden, positions)[1]
-    expected = alone(np.repeat(tokens[1:, 2:], 2, axis=0), 0)[1]
-    np.testing.assert_allclose(found[2:], expected, rtol=0, atol=TOLERANCE)
-    following = np.full((2, 1), 5, np.int32)
-    found = batch(following, T, hidden, np.array([[T], [T - 2]]))[1]
+    shift = np.array([[0], [2], [0]])
+    positions = np.maximum(np.arange(T) - shift, 0)
+    found = batch(TOKENS[:3], 0, hidden, positions)[1, 2:]
+    expected = alone(TOKENS[:3, 2:], 0)[1]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+    following = np.full((3, 1), 5, np.int32)
+    found = batch(following, T, hidden, T - shift)[1]
     expected = alone(following, T - 2)[1]
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 
 def test_what_is_cached_stays_bit_for_bit():
-    stepper = Stepper("post", 3, T)
+    stepper = Stepper("post", 3)
     stepper(TOKENS[:3, :2], 0)
-    before = jax.tree.map(
-        np.array, [(c.self_attn.read(), c.cross_attn.read()) for c in stepper.caches]
-    )
+    caches = [(cache.self_attn.read(), cache.cross_attn.read()) for cache in stepper.caches]
+    before = jax.tree.map(np.array, caches)
     for index in range(2, T):
         stepper(TOKENS[:3, index : index + 1], index)
     for cache, (tokens, source) in zip(stepper.caches, before, strict=True):
@@ -152,14 +165,12 @@ def test_what_is_cached_stays_bit_for_bit():
 
 
 def test_a_grown_cache_goes_on_as_a_large_one():
-    small, large = Stepper("pre", 3, 3), Stepper("pre", 3, T)
-    for index in range(3):
+    small, large = Stepper("pre", 3, slots=3), Stepper("pre", 3)
+    for index in range(T):
+        if index == 3:
+            small.caches, small.slots = grow_cache(small.caches, large.slots), large.slots
         token = TOKENS[:3, index : index + 1]
         np.testing.assert_allclose(small(token, index), large(token, index), rtol=0, atol=TOLERANCE)
-    small.caches, small.slots = grow_cache(small.caches, T), T
-    for index in range(3, T):
-        token = TOKENS[:3, index : index + 1]
-        np.testing.assert_array_equal(small(token, index), large(token, index))
 
 
 def test_keys_and_values_go_to_the_next_free_slots():
@@ -183,8 +194,9 @@ def test_keys_and_values_go_to_the_next_free_slots():
 
 
 def test_the_encoders_output_is_projected_once():
-    _, model = models("post")
-    enc_output = jnp.asarray(normal(2, S, D), jnp.float64)
+    with jax.enable_x64(False):
+        _, model = make_pair(CONFIGS["post"])
+    enc_output = jnp.asarray(normal(2, S, D))
     caches = start_cache(model.decoder, enc_output, 4)
     for layer, cache in zip(model.decoder.layers, caches, strict=True):
         expected = layer.cross_attn.project_key_value(enc_output, enc_output)

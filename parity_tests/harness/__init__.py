@@ -5,8 +5,8 @@ A `Case` names a JAX module or function, its PyTorch counterpart and the inputs.
 floating-point input, under PyTorch's names. Two criteria judge them:
 
 - same function (`assert_same_function`): both in float64 agree to 1e-12, norm-wise;
-- as accurate (`assert_as_accurate`): in float32 the error of JAX against the float64 run is at
-  most twice PyTorch's (in bfloat16 1.2 times), plus 4 ulp at the tensor's scale.
+- as accurate (`assert_as_accurate`): in float32 the rms error of JAX against the float64 run is
+  at most twice PyTorch's (in bfloat16 1.2 times), plus 4 ulp at the tensor's scale.
 """
 
 from parity_tests.harness.cases import QUICK, REGISTRY, Case, declare, run_jax, run_torch

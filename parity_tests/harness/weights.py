@@ -1,6 +1,6 @@
 """Weights under which faults show, carried from PyTorch to JAX and back by the porting rules."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -30,13 +30,16 @@ def randomize(reference: torch.nn.Module, seed: int = 0) -> None:
                 centre = 1.0 if name.endswith("weight") else 0.0
                 parameter.copy_(centre + 0.3 * noise)
             else:
-                gain = 2.0 if is_sharp(name) else 1.0
-                parameter.copy_(gain * parameter.shape[1] ** -0.5 * noise)
+                parameter.copy_(gain(name) * parameter.shape[1] ** -0.5 * noise)
 
 
-def is_sharp(name: str) -> bool:
-    """Whether the matrix makes scores or logits (an embedding table may be tied to them)."""
-    return any(part in name for part in ("q_proj", "k_proj", "output_proj", "embedding"))
+def gain(name: str) -> float:
+    """The size of a matrix: 1 keeps that of its input, 2 makes scores and logits that matter (an
+    embedding table may be tied to them); learned positions weigh as much as scaled embeddings."""
+    if "pos_embedding" in name:
+        return 8.0
+    sharp = any(part in name for part in ("q_proj", "k_proj", "output_proj", "embedding"))
+    return 2.0 if sharp else 1.0
 
 
 def make_pair(
@@ -45,15 +48,15 @@ def make_pair(
     """The two models of a configuration with the same weights, in evaluation mode."""
     reference = reference_model.Transformer.from_config(config).eval()
     randomize(reference, seed)
-    model = carry(reference, lambda: Transformer.from_config(config, rngs=nnx.Rngs(0)), "", dtype)
+    skeleton = nnx.eval_shape(lambda: Transformer.from_config(config, rngs=nnx.Rngs(0)))
+    model = carry(reference, skeleton, "", dtype)
     return reference.to(torch.float64 if dtype == jnp.float64 else torch.float32), model
 
 
-def carry(
-    reference: torch.nn.Module, build: Callable[[], nnx.Module], place: str, dtype: Any
-) -> nnx.Module:
-    """The JAX module with the weights and buffers of `reference`, through the porting rules."""
-    graphdef, params, buffers = split(nnx.eval_shape(build))
+def carry(reference: torch.nn.Module, skeleton: nnx.Module, place: str, dtype: Any) -> nnx.Module:
+    """The JAX module of the structure of `skeleton` (of `nnx.eval_shape`, say) with the weights
+    and buffers of `reference`, through the porting rules."""
+    graphdef, params, buffers = split(skeleton)
     tensors = {name: to_numpy(tensor) for name, tensor in reference.state_dict().items()}
     shapes = {name: leaf.shape for name, leaf in (flatten(params) | flatten(buffers)).items()}
     converted = convert(

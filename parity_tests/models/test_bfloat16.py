@@ -10,20 +10,24 @@ import torch
 
 from jax_transformer.models.parameters import cast_model, flatten, split
 from jax_transformer.training.loss import cross_entropy
-from parity_tests.harness import make_pair, rms, run_jax, run_torch, to_numpy
+from parity_tests.harness import QUICK, make_pair, rms, run_jax, run_torch, to_numpy
 from parity_tests.inputs import LABELS
 from parity_tests.models.test_encoder_decoder import CONFIG, MODEL_INPUTS, MODELS
 
 
 @functools.cache
 def narrow_outputs():
+    """The model in bfloat16; its encoder's output, logits and attention weights."""
     _, model = make_pair(CONFIG)
     model = cast_model(model, jnp.bfloat16)
-    inputs = [jnp.asarray(array) for array in list(MODEL_INPUTS.values())[:4]]
-    enc_output = model.encode(inputs[0], inputs[2])
-    logits = model(*inputs)
-    weights = model.decoder.cross_attention(inputs[1], enc_output, *inputs[2:])
-    return model, enc_output, logits, weights
+
+    def run(src, tgt, src_mask, tgt_mask):
+        enc_output = model.encode(src, src_mask)
+        weights = model.decoder.cross_attention(tgt, enc_output, src_mask, tgt_mask)
+        return enc_output, model(src, tgt, src_mask, tgt_mask), weights
+
+    inputs = list(MODEL_INPUTS.values())[:4]
+    return model, *jax.jit(run, compiler_options=QUICK)(*inputs)
 
 
 def test_parameters_and_activations_are_in_bfloat16():
@@ -51,24 +55,15 @@ def test_casting_leaves_the_model_itself_alone():
         np.testing.assert_array_equal(leaf, before[name])
 
 
-@pytest.mark.parametrize("case", [MODELS[0], MODELS[5]], ids=str)
-def test_the_whole_model_is_as_accurate_as_pytorch(case):
-    # Errors of single tensors are chance after so many roundings: over all of them, relative
-    # to their sizes, JAX's is at most 1.2 times PyTorch's.
-    narrow = torch.bfloat16
-    truth = run_torch(case, torch.float64, narrow)
-
-    def error(found):
-        relative = [
-            rms(found[name] - exact) / rms(exact)
-            for name, exact in truth.items()
-            if not name.endswith("k_proj.bias")  # zero but for rounding
-        ]
-        return rms(np.array(relative))
-
-    ours = error(run_jax(case, jnp.bfloat16, "quick", narrow))
-    theirs = error(run_torch(case, narrow, narrow))
-    assert ours <= 1.2 * theirs, f"{ours:.3g} against {theirs:.3g}"
+def test_the_whole_model_is_as_accurate_as_pytorch():
+    # Tensor by tensor after so many roundings the ratio of the errors is chance (0.5 to 1.9 over
+    # 8 draws); on average over the tensors it was 0.8 to 1.06.
+    case, narrow = MODELS[0], torch.bfloat16
+    ours = run_jax(case, jnp.bfloat16, "quick", narrow, draws=8)
+    theirs = run_torch(case, narrow, narrow, draws=8)
+    truth = run_torch(case, torch.float64, narrow, draws=8)
+    ratios = [rms(ours[name] - exact) / rms(theirs[name] - exact) for name, exact in truth.items()]
+    assert np.exp(np.mean(np.log(ratios))) <= 1.2
 
 
 def test_many_classes_in_bfloat16_lose_nothing_in_the_loss():

@@ -12,7 +12,7 @@ from flax import nnx
 
 from jax_transformer.config import ModelConfig
 from jax_transformer.models.encoder_decoder import Transformer
-from parity_tests.harness import carry, to_numpy
+from parity_tests.harness import QUICK, carry, to_numpy
 from torch_reference.models.encoder_decoder import Transformer as ReferenceTransformer
 
 # src_vocab_size=11, tgt_vocab_size=13, d_model=8, num_heads=2, d_ff=12, one layer of each kind,
@@ -113,11 +113,13 @@ def test_its_weights_give_the_same_logits_in_jax():
     source = np.array([[4, 5, 0], [0, 6, 7], [0, 0, 0]], np.int32)
     target = np.array([[2, 8, 9, 0], [2, 4, 0, 0], [2, 0, 0, 0]], np.int32)
     with jax.enable_x64(True):
-        model = carry(
-            reference, lambda: Transformer(*ARGUMENTS.values(), rngs=nnx.Rngs(0)), "", jnp.float64
-        )
-        src, tgt = jnp.asarray(source), jnp.asarray(target)
-        logits = model(src, tgt, model.make_src_mask(src), model.make_tgt_mask(tgt))
+        skeleton = nnx.eval_shape(lambda: Transformer(*ARGUMENTS.values(), rngs=nnx.Rngs(0)))
+        model = carry(reference, skeleton, "", jnp.float64)
+
+        def run(src, tgt):
+            return model(src, tgt, model.make_src_mask(src), model.make_tgt_mask(tgt))
+
+        logits = jax.jit(run, compiler_options=QUICK)(source, target)
     with torch.no_grad():
         expected = reference.double()(torch.from_numpy(source), torch.from_numpy(target))
     np.testing.assert_allclose(

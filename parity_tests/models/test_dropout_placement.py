@@ -8,7 +8,7 @@ import torch
 
 from jax_transformer.config import ModelConfig
 from jax_transformer.layers.dropout import Dropout
-from parity_tests.harness import make_pair, to_numpy
+from parity_tests.harness import QUICK, make_pair, to_numpy
 from parity_tests.inputs import SOURCE, SOURCE_MASK, TARGET, TARGET_MASK, D, F, N, V
 
 # Position encodings: 2. An encoder layer: weights, hidden units and two sublayers; a decoder
@@ -36,15 +36,16 @@ def field(shape):
     return 1 + 0.5 * np.sin(1.7 * np.arange(np.prod(shape))).reshape(shape)
 
 
+INPUTS = (SOURCE, TARGET, SOURCE_MASK, TARGET_MASK)
+
+
 @pytest.mark.parametrize("norm_placement", ["post", "pre"])
 def test_the_same_masks_give_the_same_logits(norm_placement, monkeypatch):
-    keys = []
+    keys, calls = [], []
 
     def ours_dropped(self, x, key=None):
-        keys.append(tuple(jax.random.key_data(key).tolist()))
+        keys.append(jax.random.key_data(key))
         return x * jnp.asarray(field(x.shape), x.dtype)
-
-    calls = []
 
     def theirs_dropped(self, x):
         calls.append(x.shape)
@@ -52,24 +53,27 @@ def test_the_same_masks_give_the_same_logits(norm_placement, monkeypatch):
 
     monkeypatch.setattr(Dropout, "__call__", ours_dropped)
     monkeypatch.setattr(torch.nn.Dropout, "forward", theirs_dropped)
-    inputs = (SOURCE, TARGET, SOURCE_MASK, TARGET_MASK)
     with jax.enable_x64(True):
         theirs, ours = make_pair(config(norm_placement), jnp.float64)
-        found = ours(*map(jnp.asarray, inputs), dropout_key=jax.random.key(0))
+
+        def run(*inputs):
+            return ours(*inputs, dropout_key=jax.random.key(0)), keys
+
+        found, used = jax.jit(run, compiler_options=QUICK)(*INPUTS)
     with torch.no_grad():
-        expected = theirs(*map(torch.from_numpy, inputs))
+        expected = theirs(*map(torch.from_numpy, INPUTS))
     np.testing.assert_allclose(to_numpy(found), to_numpy(expected), rtol=0, atol=1e-12)
-    assert len(calls) == PLACES
-    assert len(keys) == PLACES
-    assert len(set(keys)) == PLACES, "two places of the model have one mask"
+    assert len(calls) == len(used) == PLACES
+    distinct = {tuple(key.tolist()) for key in used}
+    assert len(distinct) == PLACES, "two places of the model have one mask"
 
 
 def test_without_a_key_and_in_evaluation_mode_nothing_is_dropped():
     theirs, ours = make_pair(config("post"))
-    inputs = (SOURCE, TARGET, SOURCE_MASK, TARGET_MASK)
-    ours_twice = [to_numpy(ours(*map(jnp.asarray, inputs))) for _ in range(2)]
-    theirs_twice = [to_numpy(theirs(*map(torch.from_numpy, inputs))) for _ in range(2)]
-    np.testing.assert_array_equal(*ours_twice)
-    np.testing.assert_array_equal(*theirs_twice)
-    dropped = ours(*map(jnp.asarray, inputs), dropout_key=jax.random.key(0))
-    assert not np.allclose(dropped, ours_twice[0])
+    run = jax.jit(
+        lambda key: ours(*map(jnp.asarray, INPUTS), dropout_key=key), compiler_options=QUICK
+    )
+    np.testing.assert_array_equal(run(None), run(None))
+    with torch.no_grad():
+        np.testing.assert_array_equal(*(theirs(*map(torch.from_numpy, INPUTS)) for _ in range(2)))
+    assert not np.allclose(run(jax.random.key(0)), run(None))

@@ -63,4 +63,4 @@ def train_step(
     optimizer.step()
     if document_order:
         scheduler.step()
-    return StepMetrics(loss, gradient_norm)
+    return StepMetrics(LossSum(loss.total.detach(), loss.count), gradient_norm)

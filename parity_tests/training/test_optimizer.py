@@ -1,0 +1,73 @@
+"""Clipping and Adam, against PyTorch's and against hand-computed numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from jax_transformer.training.optimizer import adam, clip_by_global_norm
+
+
+def clip_both(gradients, max_norm):
+    updates, state = clip_by_global_norm(max_norm).update(
+        {"a": jnp.asarray(gradients)}, clip_by_global_norm(max_norm).init({})
+    )
+    parameter = torch.nn.Parameter(torch.zeros(len(gradients), dtype=torch.float64))
+    parameter.grad = torch.tensor(gradients, dtype=torch.float64)
+    norm = torch.nn.utils.clip_grad_norm_([parameter], max_norm)
+    return updates["a"], state.gradient_norm, parameter.grad.numpy(), float(norm)
+
+
+@pytest.mark.parametrize("max_norm", [1.0, 0.01, 5.0, 100.0])
+def test_clipping_is_that_of_pytorch(max_norm):
+    with jax.enable_x64(True):
+        clipped, norm, expected, expected_norm = clip_both([3.0, 4.0], max_norm)
+    np.testing.assert_allclose(clipped, expected, rtol=1e-15)
+    assert float(norm) == expected_norm == 5.0
+
+
+def test_clipping_divides_by_the_norm_and_an_epsilon():
+    with jax.enable_x64(True):
+        clipped, *_ = clip_both([3.0, 4.0], 1.0)
+    np.testing.assert_allclose(clipped, [0.59999988, 0.79999984], rtol=1e-8)
+
+
+def one_update(gradient, **options):
+    optimizer = adam(optax.constant_schedule(1.0), max_norm=float("inf"), **options)
+    params = {"a": jnp.float32(0.0)}
+    updates, _ = optimizer.update({"a": jnp.float32(gradient)}, optimizer.init(params), params)
+    return float(updates["a"])
+
+
+def test_epsilon_is_outside_the_root_and_after_the_bias_correction():
+    # 0.0307 if added before the correction, 1e-4 if inside the root.
+    assert one_update(1e-8, b2=0.999, eps=1e-8) == pytest.approx(-0.5, rel=1e-5)
+
+
+def test_zero_gradients_move_nothing():
+    assert one_update(0.0) == 0.0
+
+
+def test_moments_and_updates_are_those_of_pytorch():
+    generator = np.random.default_rng(0)
+    gradients = generator.standard_normal((20, 7))
+    gradients[5] = 0.0
+    parameter = torch.nn.Parameter(torch.tensor(generator.standard_normal(7)))
+    theirs = torch.optim.Adam([parameter], lr=0.01, betas=(0.9, 0.98), eps=1e-9)
+    with jax.enable_x64(True):
+        ours = adam(optax.constant_schedule(0.01), max_norm=1.0)
+        params = {"a": jnp.asarray(parameter.detach().numpy())}
+        state = ours.init(params)
+        for gradient in gradients:
+            updates, state = ours.update({"a": jnp.asarray(gradient)}, state, params)
+            params = optax.apply_updates(params, updates)
+            parameter.grad = torch.tensor(gradient)
+            torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+            theirs.step()
+        expected = theirs.state[parameter]
+        moments = {name: optax.tree_utils.tree_get(state, name)["a"] for name in ("mu", "nu")}
+        np.testing.assert_allclose(params["a"], parameter.detach().numpy(), rtol=1e-12)
+        np.testing.assert_allclose(moments["mu"], expected["exp_avg"].numpy(), rtol=1e-12)
+        np.testing.assert_allclose(moments["nu"], expected["exp_avg_sq"].numpy(), rtol=1e-12)
