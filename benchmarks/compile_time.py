@@ -31,7 +31,9 @@ ROWS, LENGTH, VOCAB_SIZE = 64, 32, 4000
 
 def deep(depth: int) -> TrainConfig:
     small = PRESETS["small"]
-    model = dataclasses.replace(small.model, num_encoder_layers=depth, num_decoder_layers=depth)
+    model = dataclasses.replace(
+        small.model, num_encoder_layers=depth, num_decoder_layers=depth, dropout=0.1
+    )
     return dataclasses.replace(small, model=model)
 
 

@@ -34,7 +34,7 @@ from jax_transformer.training.schedule import noam_schedule
 from torch_reference.training.schedule import TransformerLRScheduler
 
 # Rows, tokens a row, vocabulary: the commonest bucket of `train.py`; one that a CPU can hold.
-SHAPES = {"small": (64, 32, 4000), "original": (32, 32, 8000)}
+SHAPES = {"small": (32, 32, 2000), "original": (32, 32, 8000)}
 SMOOTHING = 0.1
 MAX_NORM = 1.0
 
@@ -144,10 +144,9 @@ def main() -> None:
     arguments = parser.parse_args()
 
     rows, length, vocab_size = SHAPES[arguments.size]
+    architecture = dataclasses.replace(PRESETS[arguments.size].model, dropout=0.1)
     config = ModelConfig(
-        **dataclasses.asdict(PRESETS[arguments.size].model),
-        src_vocab_size=vocab_size,
-        tgt_vocab_size=vocab_size,
+        **dataclasses.asdict(architecture), src_vocab_size=vocab_size, tgt_vocab_size=vocab_size
     )
     batch = make_batch(rows, length, vocab_size)
     print(

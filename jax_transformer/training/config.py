@@ -157,6 +157,7 @@ PRESETS: dict[str, TrainConfig] = {
     "small": TrainConfig(
         preset="small",
         steps=4000,
+        evaluate_every=1000,
         tokens_per_batch=1024,
         data=DataConfig(vocab_size=2000),
         model=Architecture(
@@ -251,7 +252,7 @@ def value_of(flag: str, arguments: Sequence[str]) -> str | None:
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, attached = argument.partition("=")
         if name == flag:
-            value = attached if equals else following
+            value = (attached if equals else following) or None
     return value
 
 

@@ -72,7 +72,6 @@ class Evaluator:
                 max_length=config.max_len,
             )
         )
-        self._loss = jax.jit(lambda params, batch: batch_loss(graphdef, params, buffers, batch))
 
     def __call__(self, params: Tree) -> Evaluation:
         """Loss, BLEU of greedy translations, samples."""
@@ -95,7 +94,9 @@ class Evaluator:
 
     def loss(self, params: Tree) -> float:
         """Nats per token: the sum over all tokens by their number, whatever the batches."""
-        sums = jax.device_get([self._loss(params, held.batch) for held in self._batches])
+        sums = jax.device_get(
+            [_loss(self.graphdef, params, self.buffers, held.batch) for held in self._batches]
+        )
         return sum(float(loss.total) for loss in sums) / sum(int(loss.count) for loss in sums)
 
     def attention(self, params: Tree, source: str, hypothesis: str) -> dict[str, Any]:
@@ -122,6 +123,9 @@ class Evaluator:
             "weights": rows.round(4).tolist(),
             "layer": self.config.num_decoder_layers,
         }
+
+
+_loss = jax.jit(batch_loss, static_argnames="graphdef")
 
 
 @jax.jit(static_argnames="graphdef")

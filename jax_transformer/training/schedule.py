@@ -33,9 +33,7 @@ def noam_document_schedule(
     return schedule
 
 
-def noam_rate(
-    step: jax.typing.ArrayLike, d_model: int, warmup_steps: int
-) -> jax.typing.ArrayLike:
+def noam_rate(step: jax.typing.ArrayLike, d_model: int, warmup_steps: int) -> jax.typing.ArrayLike:
     """The formula, 0 at step 0."""
     step = jnp.asarray(step, dtype=jnp.result_type(float))
     decay = jnp.maximum(step, 1.0) ** -0.5

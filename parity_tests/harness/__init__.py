@@ -17,6 +17,7 @@ from parity_tests.harness.criteria import (
     check_float32,
     check_float64,
     rms,
+    scale_of,
 )
 from parity_tests.harness.weights import (
     carry,
@@ -45,5 +46,6 @@ __all__ = [
     "rms",
     "run_jax",
     "run_torch",
+    "scale_of",
     "to_numpy",
 ]

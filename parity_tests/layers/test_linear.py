@@ -130,3 +130,18 @@ def test_what_thousands_of_tokens_give_one_parameter_is_summed_in_float32():
     ids = jnp.ones((1, 4096), jnp.int32)
     gradients = nnx.grad(lambda module: module(ids).astype(jnp.float32).sum())(table)
     np.testing.assert_array_equal(to_numpy(gradients.embedding[...]), [[0], [4096]])
+
+
+@pytest.mark.parametrize("length", [1, T])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_kernel_kept_transposed_gives_the_same_outputs(length, dtype):
+    with jax.enable_x64(True):
+        x = jnp.asarray(normal(B, length, D), dtype)
+        module = cast_model(linear.Linear(D, F, rngs=nnx.Rngs(0)), dtype)
+        expected = to_numpy(module(x))
+        linear.transpose_kernels(module)
+        found = module(x)
+        assert found.dtype == dtype
+    # The sums are in another order: in bfloat16 one may round to the next number.
+    ulp = 1e-14 if dtype == "float64" else 2.0**-7
+    np.testing.assert_allclose(to_numpy(found), expected, rtol=ulp, atol=ulp / 100)

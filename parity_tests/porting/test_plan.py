@@ -105,7 +105,7 @@ def test_a_tied_tensor_may_be_there_once():
 def test_tied_names_with_different_numbers_are_refused():
     values = tensors()
     values["head.weight"][0, 0] += 1
-    with pytest.raises(InputError, match="head.weight and table.weight are one table"):
+    with pytest.raises(InputError, match=r"head\.weight and table\.weight are one table"):
         convert(RULES, values, TARGET)
 
 

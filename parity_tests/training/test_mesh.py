@@ -9,17 +9,17 @@ import pytest
 from jax_transformer.config import IGNORED_LABEL
 from jax_transformer.data.batches import Batch
 from jax_transformer.training.mesh import data_mesh, shard_rows
-from parity_tests.tiny import assert_same_bits
+from parity_tests.tiny import QUICK_FLAGS, TWO_DEVICES, assert_same_bits
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """What `two_devices` has computed, by name."""
     directory = tmp_path_factory.mktemp("devices")
-    variables = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_ENABLE_X64": "1"}
+    flags = f"{TWO_DEVICES} {QUICK_FLAGS}"
     subprocess.run(
         [sys.executable, "-m", "parity_tests.training.two_devices", directory],
-        env=os.environ | variables,
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_ENABLE_X64": "1"},
         check=True,
     )
     return {path.stem: dict(np.load(path)) for path in directory.glob("*.npz")}

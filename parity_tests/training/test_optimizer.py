@@ -34,6 +34,14 @@ def test_clipping_divides_by_the_norm_and_an_epsilon():
     np.testing.assert_allclose(clipped, [0.59999988, 0.79999984], rtol=1e-8)
 
 
+def test_the_norm_is_that_of_all_leaves_together():
+    gradients = {"a": jnp.array([3.0]), "b": {"c": jnp.array([[0.0], [4.0]])}}
+    clipped, state = clip_by_global_norm(1.0).update(gradients, clip_by_global_norm(1.0).init({}))
+    assert float(state.gradient_norm) == 5.0
+    np.testing.assert_allclose(clipped["a"], [0.6], rtol=1e-6)
+    np.testing.assert_allclose(clipped["b"]["c"], [[0.0], [0.8]], rtol=1e-6)
+
+
 def one_update(gradient, **options):
     optimizer = adam(optax.constant_schedule(1.0), max_norm=float("inf"), **options)
     params = {"a": jnp.float32(0.0)}
