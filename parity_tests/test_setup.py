@@ -80,24 +80,23 @@ def products(matmul, einsum, attention, asarray):
     yield attention(query, query, asarray(np.full((1, 128, 1, 128), PROBE)))[0]
 
 
-def jax_products():
-    return products(jnp.matmul, jnp.einsum, dot_product_attention, jnp.asarray)
-
-
 def test_products_are_in_full_precision():
     assert jax.config.jax_default_matmul_precision == "highest"
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cuda.matmul.allow_tf32
+    ours = products(jnp.matmul, jnp.einsum, dot_product_attention, jnp.asarray)
     theirs = products(torch.matmul, torch.einsum, torch_attention, torch.from_numpy)
-    for product in (*jax_products(), *theirs):
+    for product in (*ours, *theirs):
         np.testing.assert_array_equal(product, np.float32(EXACT))
 
 
-def test_the_probe_shows_rounded_factors():
-    # On a CPU the default does not round: here it is told to.
-    with jax.default_matmul_precision("BF16_BF16_F32"):
-        for product in jax_products():
-            np.testing.assert_array_equal(product, np.float32(1.0))
+@pytest.mark.parametrize("bits", [7, 10], ids=["bfloat16", "TF32"])
+def test_the_probe_shows_rounded_factors(bits):
+    def rounded(array):
+        return jax.lax.reduce_precision(jnp.asarray(array), 8, bits)
+
+    for product in products(jnp.matmul, jnp.einsum, dot_product_attention, rounded):
+        np.testing.assert_array_equal(product, np.float32(1.0))
 
 
 @pytest.mark.parametrize("name", ["attention", "linear"])

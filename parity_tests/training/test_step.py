@@ -18,10 +18,10 @@ from jax_transformer.training.schedule import noam_document_schedule, noam_sched
 from jax_transformer.training.step import batch_loss, make_train_step, start_state
 from parity_tests.harness import (
     QUICK,
+    assert_as_accurate,
     carry_back,
     make_pair,
     parameters_of,
-    rms,
     scale_of,
     to_numpy,
 )
@@ -138,30 +138,32 @@ def test_fifty_updates_stay_together(document_order):
 
 
 def test_fifty_updates_in_float32_are_as_accurate_as_pytorchs():
-    # Rounding errors that 50 updates amplify are chance: over four initial weights, and over all
-    # tensors of a kind. Measured: 0.9 to 1.3 times PyTorch's.
-    seeds = range(4)
-    errors = {}
-    for seed, ours in zip(
-        seeds, train_jax(jnp.float32, document_order=False, seeds=seeds), strict=True
-    ):
-        true, theirs = (
-            train_torch(dtype, document_order=False, seed=seed)
-            for dtype in (torch.float64, torch.float32)
-        )
-        for framework, (curve, kinds) in (("jax", ours), ("torch", theirs)):
-            for column, kind in enumerate(("loss", "gradient norm")):
-                off = curve[:, column] - true[0][:, column]
-                errors.setdefault((kind, framework), []).append(off)
-            for kind, tensors in kinds.items():
-                for name, tensor in tensors.items():
-                    # Of a key bias, float32 leaves nothing but noise.
-                    if "k_proj.bias" not in name:
-                        off = tensor - true[1][kind][name]
-                        errors.setdefault((kind, framework), []).append(off.ravel())
-    for kind in ("loss", "gradient norm", "parameter", "first moment", "second moment"):
-        ours, theirs = (rms(np.concatenate(errors[kind, name])) for name in ("jax", "torch"))
-        assert ours <= 2 * theirs, f"{kind}: off by {ours:.3g}, PyTorch by {theirs:.3g}"
+    # Rounding errors that 50 updates amplify are chance: over two initial weights, and over all
+    # tensors of a kind. Measured: 0.9 to 1.3 times PyTorch's, gradient norms 2.3 (3 ulp).
+    seeds = range(2)
+    runs = {
+        "jax": list(train_jax(jnp.float32, document_order=False, seeds=seeds)),
+        "torch": [train_torch(torch.float32, document_order=False, seed=seed) for seed in seeds],
+        "true": [train_torch(torch.float64, document_order=False, seed=seed) for seed in seeds],
+    }
+
+    def together(runs):
+        """All numbers of each kind; of a key bias float32 leaves nothing but noise."""
+        joined = {
+            kind: np.concatenate(
+                [
+                    tensor.ravel()
+                    for _, kinds in runs
+                    for name, tensor in sorted(kinds[kind].items())
+                    if "k_proj.bias" not in name
+                ]
+            )
+            for kind in runs[0][1]
+        }
+        curves = np.concatenate([curve for curve, _ in runs])
+        return joined | {"loss": curves[:, 0], "gradient norm": curves[:, 1]}
+
+    assert_as_accurate(*(together(runs[name]) for name in ("jax", "torch", "true")))
 
 
 @pytest.mark.parametrize(
