@@ -10,15 +10,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from jax_transformer.cli import main
 from jax_transformer.errors import InputError
+from jax_transformer.training import loop
 from jax_transformer.training.metrics import read_metrics
 from parity_tests import tiny
 
 TRAIN = Path(__file__).parents[1] / "train.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_programs():
+    with tiny.quick_programs():
+        yield
 
 
 @pytest.fixture
@@ -225,16 +233,34 @@ def test_line_n_of_the_output_translates_line_n_of_the_input(run, tmp_path, caps
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt", "run"]
 
 
-def test_ctrl_c_at_other_moments_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("prepare", r"interrupted before the first step: nothing was saved"),
+        ("finish", r"interrupted after the last step of {run}: go on with .* --resume {run}"),
+    ],
+)
+def test_ctrl_c_outside_the_steps_says_how_to_go_on(tmp_path, function, message):
+    settings = tiny.config(tmp_path, steps=1)
+    with (
+        mock.patch.object(loop, function, side_effect=KeyboardInterrupt),
+        pytest.raises(InputError, match=f"^{message.format(run=settings.out)}$"),
+    ):
+        (loop.train if function == "prepare" else tiny.train)(settings)
+    assert settings.out.exists() == (function == "finish")
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
     settings = tiny.config(tmp_path, evaluate_every=1)
 
     def twice():
         tiny.press_ctrl_c()
         tiny.press_ctrl_c()
 
-    with pytest.raises(InputError, match=rf"^stopped at once, without saving {settings.out}: go on "
-                       rf"with python train.py --resume {settings.out}$"):  # fmt: skip
+    message = f"^stopped at once, without saving {settings.out}: go on with .*{settings.out}$"
+    with pytest.raises(InputError, match=message):
         tiny.train(settings, before_step=2, action=twice)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_run_goes_on_with_other_devices_and_a_real_ctrl_c_saves_it(tmp_path):

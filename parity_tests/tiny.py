@@ -1,7 +1,7 @@
 """Whole training runs in a second: a toy language, one batch shape, one compiled step.
 
 `train` is the library's, but for one thing: runs of equal settings share their compiled programs,
-which is nearly all of the time that such a run takes.
+which is nearly all of the time that such a run takes, and compile them quickly.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import json
 import random
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,7 +21,8 @@ import jax
 import numpy as np
 
 from jax_transformer.config import Architecture
-from jax_transformer.training import loop
+from jax_transformer.decoding import translate
+from jax_transformer.training import evaluate, loop
 from jax_transformer.training.checkpoint import CheckpointStore
 from jax_transformer.training.config import DataConfig, OptimizerConfig, TrainConfig, to_json
 from jax_transformer.training.setup import Setup, prepare
@@ -135,19 +136,46 @@ def train(
         return dataclasses.replace(setup, batches=AtStep(setup.batches, before_step, action))
 
     output = io.StringIO()
-    with contextlib.redirect_stdout(output), mock.patch.object(loop, "prepare", prepared):
+    with (
+        contextlib.redirect_stdout(output),
+        mock.patch.object(loop, "prepare", prepared),
+        quick_programs(),
+    ):
         loop.train(settings)
     return output.getvalue()
+
+
+quick_decode = jax.jit(
+    translate.decode,
+    static_argnames=("graphdef", "max_len", "bos_idx", "eos_idx"),
+    compiler_options=QUICK,
+)
+quick_loss = jax.jit(evaluate.loss_sum, static_argnames="graphdef", compiler_options=QUICK)
+quick_attention = jax.jit(
+    evaluate.cross_attention, static_argnames="graphdef", compiler_options=QUICK
+)
+
+
+@contextlib.contextmanager
+def quick_programs() -> Generator[None]:
+    """Evaluate and translate with programs that are compiled quickly, too."""
+    with (
+        mock.patch.object(translate, "decode", quick_decode),
+        mock.patch.object(evaluate, "loss_sum", quick_loss),
+        mock.patch.object(evaluate, "cross_attention", quick_attention),
+    ):
+        yield
 
 
 def press_ctrl_c() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def saved(directory: Path, *, by_score: bool = False) -> tuple[int | None, dict[str, np.ndarray]]:
-    """The step of the newest or best checkpoint, and every array in it by name."""
+@functools.cache
+def saved(run: Path, name: str) -> tuple[int | None, dict[str, np.ndarray]]:
+    """The step of a run's `latest` or `best` checkpoint, and every array in it by name."""
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    with CheckpointStore(directory, by_score=by_score) as store:
+    with CheckpointStore(run / "checkpoints" / name, by_score=name == "best") as store:
         step = store.chosen_step()
         like = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),

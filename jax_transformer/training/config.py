@@ -140,8 +140,9 @@ class TrainConfig:
         check_positive(
             self, "steps", "tokens_per_batch", "evaluate_every", "checkpoint_every", "log_every"
         )
-        if self.seed < 0:
-            raise InputError(f"seed={self.seed}: must be at least 0")
+        # JAX would take the seed modulo 2**32 without a word.
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed={self.seed}: must be from 0 to {2**32 - 1}")
         check_choice(self, "layers", LayerLayout)
         check_choice(self, "compute_dtype", ComputeDtype)
         check_choice(self, "matmul_precision", MatmulPrecision)

@@ -95,7 +95,7 @@ class Evaluator:
     def loss(self, params: Tree) -> float:
         """Nats per token: the sum over all tokens by their number, whatever the batches."""
         sums = jax.device_get(
-            [_loss(self.graphdef, params, self.buffers, held.batch) for held in self._batches]
+            [loss_sum(self.graphdef, params, self.buffers, held.batch) for held in self._batches]
         )
         return sum(float(loss.total) for loss in sums) / sum(int(loss.count) for loss in sums)
 
@@ -112,7 +112,7 @@ class Evaluator:
             vocab_size=self.config.tgt_vocab_size,
             max_length=self.config.max_len,
         )
-        weights = _cross_attention(self.graphdef, params, self.buffers, held.batch)
+        weights = cross_attention(self.graphdef, params, self.buffers, held.batch)
         # Row t is where the model looked when it chose token t, which it reads from t - 1.
         rows = np.asarray(weights)[: len(target_ids), : len(source_ids) + 1]
         return {
@@ -125,11 +125,11 @@ class Evaluator:
         }
 
 
-_loss = jax.jit(batch_loss, static_argnames="graphdef")
+loss_sum = jax.jit(batch_loss, static_argnames="graphdef")
 
 
 @jax.jit(static_argnames="graphdef")
-def _cross_attention(graphdef: nnx.GraphDef, params: Tree, buffers: Tree, batch: Any) -> jax.Array:
+def cross_attention(graphdef: nnx.GraphDef, params: Tree, buffers: Tree, batch: Any) -> jax.Array:
     """`[T, S]` of the one row of `batch`, a `data.batches.Batch` as arrays."""
     model = nnx.merge(graphdef, params, buffers)
     src_mask = create_length_mask(batch.source_lengths, batch.source.shape[1])

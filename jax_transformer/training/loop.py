@@ -88,6 +88,7 @@ def take_steps(setup: Setup) -> int:
 def finish(setup: Setup) -> None:
     """Score the best model on the test set, write the report and say how to use the run."""
     run = setup.run
+    print("\nTranslating the test sentences with the best model ...", flush=True)
     model = load_best(run.path, replicated(setup.mesh))
     hypotheses = setup.test_evaluator.translate(model.params)
     score = corpus_bleu(hypotheses, setup.corpus.test.targets)
@@ -96,7 +97,7 @@ def finish(setup: Setup) -> None:
     report = write_report(run.path)
     directory, sentence = shlex.quote(str(run.path)), shlex.quote(setup.corpus.test.sources[0])
     print(
-        f"\nTest BLEU {score.bleu:.1f} on {len(setup.corpus.test)} sentences, greedy "
+        f"Test BLEU {score.bleu:.1f} on {len(setup.corpus.test)} sentences, greedy "
         f"({score.signature})\n"
         f"Run saved in {run.path}\n"
         f"Report: {report}\n"

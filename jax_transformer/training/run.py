@@ -10,6 +10,7 @@ report.html       curves, translations, attention
 """
 
 import datetime
+import functools
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,6 +145,7 @@ def load_best(path: Path, sharding: jax.sharding.Sharding | None = None) -> Trai
     return TrainedModel(config, tokenizer, graphdef, best["params"], best["buffers"])
 
 
+@functools.cache
 def abstract_model(config: ModelConfig) -> tuple[nnx.GraphDef, Tree, Tree]:
     """`split` of a model whose leaves are shapes: nothing is drawn or stored."""
     return split(nnx.eval_shape(lambda: Transformer.from_config(config, rngs=nnx.Rngs(0))))

@@ -14,7 +14,7 @@ from jax_transformer.decoding.greedy import greedy_decode
 from jax_transformer.errors import InputError
 from jax_transformer.models.encoder_decoder import Transformer
 from jax_transformer.models.parameters import split
-from parity_tests.harness import make_pair, to_numpy
+from parity_tests.harness import QUICK, make_pair, to_numpy
 from parity_tests.inputs import SOURCE, SOURCE_MASK, B, D, F, N, V
 
 NEVER = V + 1
@@ -56,6 +56,19 @@ def float64():
         yield
 
 
+quick_decode = jax.jit(
+    greedy.decode.__wrapped__,
+    static_argnames=("graphdef", "max_len", "bos_idx", "eos_idx"),
+    compiler_options=QUICK,
+)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Decoding, compiled in a third of the time."""
+    monkeypatch.setattr(greedy, "decode", quick_decode)
+
+
 @functools.cache
 def models(name):
     config, seed = CONFIGS[name]
@@ -79,6 +92,7 @@ def theirs(name, source, max_len, mask=None, **options):
     return np.concatenate([decoded, rest], axis=1)
 
 
+@pytest.mark.usefixtures("quick")
 def test_the_reference_never_decides_by_rounding():
     # What makes "token for token" a fair demand: no two best logits within the tolerance.
     reference, _ = models("post")
@@ -102,6 +116,7 @@ def test_tokens_equal_those_of_the_reference(name):
     np.testing.assert_array_equal(found[:, 0], BOS_ID)
 
 
+@pytest.mark.usefixtures("quick")
 def test_by_default_the_mask_is_that_of_the_padding_id():
     source = np.where(SOURCE_MASK[:, 0, 0], np.maximum(SOURCE, 1), PAD_ID).astype(np.int32)
     found = ours("post", source, LENGTH)
@@ -109,6 +124,7 @@ def test_by_default_the_mask_is_that_of_the_padding_id():
     np.testing.assert_array_equal(found, theirs("post", source, LENGTH))
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_cache_that_grew_twice_decodes_like_the_reference():
     assert len(greedy.segment_sizes(200)) == 3
     found = ours("post", SOURCE, 200, SOURCE_MASK, eos_idx=NEVER)
@@ -122,6 +138,7 @@ def test_cache_sizes_double_up_to_the_length(max_len, sizes):
     assert greedy.segment_sizes(max_len) == sizes
 
 
+@pytest.mark.usefixtures("quick")
 def test_an_ended_row_stays_ended_with_padding_after_its_end():
     endless = ours("post", SOURCE, LENGTH, SOURCE_MASK, eos_idx=NEVER)
     decoded = ours("post", SOURCE, LENGTH, SOURCE_MASK, eos_idx=END)
@@ -133,11 +150,13 @@ def test_an_ended_row_stays_ended_with_padding_after_its_end():
     np.testing.assert_array_equal(decoded, theirs("post", SOURCE, LENGTH, SOURCE_MASK, eos_idx=END))
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_row_without_a_source_ends_at_once():
     decoded = ours("post", SOURCE, LENGTH, SOURCE_MASK)
     np.testing.assert_array_equal(decoded[3], [BOS_ID] + [PAD_ID] * LENGTH)
 
 
+@pytest.mark.usefixtures("quick")
 def test_decoding_stops_when_all_rows_have_ended(monkeypatch):
     steps = []
     project = Transformer.project
@@ -153,6 +172,7 @@ def test_decoding_stops_when_all_rows_have_ended(monkeypatch):
     assert len(steps) == max(STEPS)
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_ragged_batch_gives_what_its_rows_give_alone():
     row = 1
     length = int(SOURCE_MASK[row].sum())
@@ -162,6 +182,7 @@ def test_a_ragged_batch_gives_what_its_rows_give_alone():
     np.testing.assert_array_equal(found[0], batch[row])
 
 
+@pytest.mark.usefixtures("quick")
 def test_of_equal_logits_the_lowest_id_wins():
     reference, model = make_pair(CONFIGS["post"][0], jnp.float64)
     bias = np.zeros(V)
@@ -185,6 +206,7 @@ def test_more_tokens_than_positions_are_refused_before_anything_runs(max_len, mo
         ours("post", SOURCE, max_len, SOURCE_MASK)
 
 
+@pytest.mark.usefixtures("quick")
 def test_as_many_tokens_as_positions_are_decoded():
     assert ours("post", SOURCE, 200, SOURCE_MASK, eos_idx=NEVER).shape == (B, 201)
 

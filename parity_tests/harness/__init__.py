@@ -9,7 +9,15 @@ floating-point input, under PyTorch's names. Two criteria judge them:
   at most twice PyTorch's (in bfloat16 1.2 times), plus 4 ulp at the tensor's scale.
 """
 
-from parity_tests.harness.cases import QUICK, REGISTRY, Case, declare, run_jax, run_torch
+from parity_tests.harness.cases import (
+    QUICK,
+    REGISTRY,
+    Case,
+    declare,
+    make_skeleton,
+    run_jax,
+    run_torch,
+)
 from parity_tests.harness.criteria import (
     assert_as_accurate,
     assert_same_function,
@@ -22,10 +30,12 @@ from parity_tests.harness.criteria import (
 from parity_tests.harness.weights import (
     carry,
     carry_back,
+    fresh,
     make_pair,
     parameters_of,
     randomize,
     to_numpy,
+    unchecked,
 )
 
 __all__ = [
@@ -40,7 +50,9 @@ __all__ = [
     "check_float32",
     "check_float64",
     "declare",
+    "fresh",
     "make_pair",
+    "make_skeleton",
     "parameters_of",
     "randomize",
     "rms",
@@ -48,4 +60,5 @@ __all__ = [
     "run_torch",
     "scale_of",
     "to_numpy",
+    "unchecked",
 ]

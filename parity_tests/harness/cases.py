@@ -71,11 +71,18 @@ def make_reference(case: Case, draw: int, stored: torch.dtype) -> torch.nn.Modul
     return reference.to(stored)
 
 
-def build(case: Case) -> nnx.Module:
-    """The JAX module, freshly initialised."""
+@functools.cache
+def make_skeleton(case: Case) -> nnx.Module | None:
+    """The JAX module with shapes in place of parameters; None for functions."""
+    if case.place is None:
+        return None
     takes_rngs = "rngs" in inspect.signature(case.jax.__init__).parameters
-    rngs = {"rngs": nnx.Rngs(0)} if takes_rngs else {}
-    return case.jax(*case.arguments, **case.options, **rngs)
+
+    def build() -> nnx.Module:
+        rngs = {"rngs": nnx.Rngs(0)} if takes_rngs else {}
+        return case.jax(*case.arguments, **case.options, **rngs)
+
+    return nnx.eval_shape(build)
 
 
 def is_float(array: Any) -> bool:
@@ -158,8 +165,8 @@ def run_jax(
         }
         floats = {name: array for name, array in arrays.items() if is_float(case.inputs[name])}
         others = {name: array for name, array in arrays.items() if name not in floats}
-        module = None if case.place is None else nnx.eval_shape(lambda: build(case))
-        graphdef = None if module is None else split(module)[0]
+        skeleton = make_skeleton(case)
+        graphdef = None if skeleton is None else split(skeleton)[0]
 
         def run(params: Any, floats: Any, buffers: Any, others: Any, vectors: Any) -> Any:
             def forward(params: Any, floats: Any) -> list[jax.Array]:
@@ -183,7 +190,7 @@ def run_jax(
         for draw in range(draws):
             reference, params, buffers = make_reference(case, draw, stored), {}, {}
             if reference is not None:
-                _, params, buffers = split(carry(reference, module, case.place, dtype))
+                _, params, buffers = split(carry(reference, skeleton, case.place, dtype))
             shapes = output_shapes(case)
             vectors = [jnp.asarray(vector(draw, i, shape)) for i, shape in enumerate(shapes)]
             outputs, (of_params, of_floats) = run(params, floats, buffers, others, vectors)

@@ -1,9 +1,12 @@
 """Weights under which faults show, carried from PyTorch to JAX and back by the porting rules."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import torch
 from flax import nnx
@@ -53,6 +56,17 @@ def make_pair(
     return reference.to(torch.float64 if dtype == jnp.float64 else torch.float32), model
 
 
+def fresh(build: Callable[[], nnx.Module], dtype: Any = jnp.float32) -> nnx.Module:
+    """The JAX module with random numbers of order 1 for parameters, without compiling its
+    initialisers."""
+    generator = np.random.default_rng(0)
+    graphdef, *trees = split(nnx.eval_shape(build))
+    filled = jax.tree.map(
+        lambda leaf: jnp.asarray(generator.standard_normal(leaf.shape) / 2, dtype), trees
+    )
+    return nnx.merge(graphdef, *filled)
+
+
 def carry(reference: torch.nn.Module, skeleton: nnx.Module, place: str, dtype: Any) -> nnx.Module:
     """The JAX module of the structure of `skeleton` (of `nnx.eval_shape`, say) with the weights
     and buffers of `reference`, through the porting rules."""
@@ -100,6 +114,16 @@ def with_prefix(values: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 def without_prefix(values: Mapping[str, Any], place: str) -> dict[str, Any]:
     return {name.removeprefix(f"{place}."): value for name, value in values.items()}
+
+
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """Without the checks of shapes: as users run it, and several times as fast."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def to_numpy(value: Any) -> np.ndarray:

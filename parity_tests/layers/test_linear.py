@@ -8,13 +8,13 @@ import torch
 from flax import nnx
 
 from jax_transformer.layers import linear
-from jax_transformer.models.parameters import cast_model
 from parity_tests.harness import (
     Case,
     check_bfloat16,
     check_float32,
     check_float64,
     declare,
+    fresh,
     to_numpy,
 )
 from parity_tests.inputs import SOURCE, B, D, F, T, V, normal
@@ -72,7 +72,7 @@ def test_in_bfloat16_jax_is_as_accurate_as_pytorch(case):
 @pytest.mark.parametrize("outside", [-1, V, 2**31 - 1])
 def test_an_id_outside_the_table_does_not_read_another_row(outside):
     ids = np.array([[0, outside, V - 1]], np.int32)
-    embedding = linear.Embedding(V, D, rngs=nnx.Rngs(0))
+    embedding = fresh(lambda: linear.Embedding(V, D, rngs=nnx.Rngs(0)))
     rows = to_numpy(jax.jit(lambda ids: embedding(ids))(ids))
     assert np.isnan(rows[0, 1]).all()
     assert np.isfinite(rows[0, [0, 2]]).all()
@@ -82,7 +82,7 @@ def test_an_id_outside_the_table_does_not_read_another_row(outside):
 
 def test_a_tied_projection_is_the_transpose_of_the_table_unscaled():
     x, table = normal(1, 3, D), normal(V, D, seed=1)
-    tied = linear.OutputProjection(D, V, tied=True, rngs=nnx.Rngs(0))
+    tied = fresh(lambda: linear.OutputProjection(D, V, tied=True, rngs=nnx.Rngs(0)))
     assert tied.kernel is None
     theirs = reference.OutputProjection(D, V)
     with torch.no_grad():
@@ -95,14 +95,14 @@ def test_a_tied_projection_is_the_transpose_of_the_table_unscaled():
 
 
 def test_a_tied_projection_asks_for_the_table():
-    tied = linear.OutputProjection(D, V, tied=True, rngs=nnx.Rngs(0))
+    tied = fresh(lambda: linear.OutputProjection(D, V, tied=True, rngs=nnx.Rngs(0)))
     with pytest.raises(TypeError, match="give it the embedding table"):
         tied(jnp.zeros((1, 1, D)))
 
 
 def test_logits_of_a_bfloat16_model_are_summed_and_kept_in_float32():
     x = normal(1, 2, 512)
-    ours = cast_model(linear.OutputProjection(512, V, rngs=nnx.Rngs(0)), jnp.bfloat16)
+    ours = fresh(lambda: linear.OutputProjection(512, V, rngs=nnx.Rngs(0)), jnp.bfloat16)
     theirs = reference.OutputProjection(512, V)
     with torch.no_grad():
         theirs.weight.copy_(torch.from_numpy(to_numpy(ours.kernel[...]).T.copy()))
@@ -122,8 +122,8 @@ def test_logits_of_a_bfloat16_model_are_summed_and_kept_in_float32():
 def test_what_thousands_of_tokens_give_one_parameter_is_summed_in_float32():
     # In bfloat16 a sum of ones stalls at 256.
     ones = jnp.ones((1, 4096, 1), jnp.bfloat16)
-    one = cast_model(linear.Linear(1, 1, rngs=nnx.Rngs(0)), jnp.bfloat16)
-    table = cast_model(linear.Embedding(2, 1, rngs=nnx.Rngs(0)), jnp.bfloat16)
+    one = fresh(lambda: linear.Linear(1, 1, rngs=nnx.Rngs(0)), jnp.bfloat16)
+    table = fresh(lambda: linear.Embedding(2, 1, rngs=nnx.Rngs(0)), jnp.bfloat16)
     gradients = nnx.grad(lambda module: module(ones).astype(jnp.float32).sum())(one)
     assert gradients.bias[...] == 4096
     assert gradients.kernel[...] == 4096
@@ -137,7 +137,7 @@ def test_what_thousands_of_tokens_give_one_parameter_is_summed_in_float32():
 def test_a_kernel_kept_transposed_gives_the_same_outputs(length, dtype):
     with jax.enable_x64(True):
         x = jnp.asarray(normal(B, length, D), dtype)
-        module = cast_model(linear.Linear(D, F, rngs=nnx.Rngs(0)), dtype)
+        module = fresh(lambda: linear.Linear(D, F, rngs=nnx.Rngs(0)), dtype)
         expected = to_numpy(module(x))
         linear.transpose_kernels(module)
         found = module(x)

@@ -3,13 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
 
 from jax_transformer.layers.block import PreNormEncoderLayer
 from jax_transformer.layers.stack import apply_layers, stack_layers, unstack_layers
-from jax_transformer.models.parameters import cast, flatten, split
-from parity_tests.harness import QUICK, to_numpy
+from jax_transformer.models.parameters import flatten, split
+from parity_tests.harness import QUICK, fresh, to_numpy
 from parity_tests.inputs import SOURCE_MASK, B, D, F, N, S, normal
 
 DEPTH = 3
@@ -31,12 +30,12 @@ def run(graphdef, params, x, dropout_key):
     )
 
 
-@pytest.mark.parametrize("dropout_key", [None, jax.random.key(7)], ids=["no dropout", "dropout"])
-def test_listed_and_stacked_layers_agree_in_outputs_and_gradients(dropout_key):
+def test_listed_and_stacked_layers_agree_in_outputs_gradients_and_dropout():
+    dropout_key = jax.random.key(7)
     with jax.enable_x64(True):
-        graphdef, params, _ = split(Stack())
-        params = cast(params, jnp.float64)
-        one, _, _ = split(Stack().layers[0])
+        model = fresh(Stack, jnp.float64)
+        graphdef, params, _ = split(model)
+        one, _, _ = split(model.layers[0])
         x = jnp.asarray(normal(B, S, D), jnp.float64)
         vector = jnp.asarray(normal(B, S, D, seed=1), jnp.float64)
 

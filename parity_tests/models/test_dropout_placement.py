@@ -5,11 +5,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from flax import nnx
 
 from jax_transformer.config import ModelConfig
+from jax_transformer.layers.block import EncoderLayer
 from jax_transformer.layers.dropout import Dropout
-from parity_tests.harness import QUICK, make_pair, to_numpy
-from parity_tests.inputs import SOURCE, SOURCE_MASK, TARGET, TARGET_MASK, D, F, N, V
+from parity_tests.harness import QUICK, fresh, make_pair, to_numpy
+from parity_tests.inputs import (
+    SOURCE,
+    SOURCE_MASK,
+    TARGET,
+    TARGET_MASK,
+    B,
+    D,
+    F,
+    N,
+    S,
+    V,
+    normal,
+)
+from torch_reference.layers import block as reference
 
 # Position encodings: 2. An encoder layer: weights, hidden units and two sublayers; a decoder
 # layer has two attentions and three sublayers.
@@ -69,11 +84,17 @@ def test_the_same_masks_give_the_same_logits(norm_placement, monkeypatch):
 
 
 def test_without_a_key_and_in_evaluation_mode_nothing_is_dropped():
-    theirs, ours = make_pair(config("post"))
-    run = jax.jit(
-        lambda key: ours(*map(jnp.asarray, INPUTS), dropout_key=key), compiler_options=QUICK
-    )
-    np.testing.assert_array_equal(run(None), run(None))
+    x = normal(B, S, D)
+    theirs = reference.EncoderLayer(D, N, F, 0.5).eval()
     with torch.no_grad():
-        np.testing.assert_array_equal(*(theirs(*map(torch.from_numpy, INPUTS)) for _ in range(2)))
-    assert not np.allclose(run(jax.random.key(0)), run(None))
+        np.testing.assert_array_equal(*(theirs(torch.from_numpy(x))[0] for _ in range(2)))
+    layers = [
+        fresh(lambda rate=rate: EncoderLayer(D, N, F, rate, rngs=nnx.Rngs(0))) for rate in (0.5, 0)
+    ]
+
+    def run(key):
+        return [layer(jnp.asarray(x), dropout_key=key)[0] for layer in layers]
+
+    np.testing.assert_array_equal(*jax.jit(run, compiler_options=QUICK)(None))
+    dropped, kept = jax.jit(run, compiler_options=QUICK)(jax.random.key(0))
+    assert not np.allclose(dropped, kept)

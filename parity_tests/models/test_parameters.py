@@ -15,7 +15,7 @@ from jax_transformer.models.parameters import (
     split,
     unflatten,
 )
-from parity_tests.harness import make_pair
+from parity_tests.harness import fresh, make_pair
 from parity_tests.models.test_encoder_decoder import CONFIG
 
 TREE = {"a": {"layers": {0: jnp.ones(2), 10: jnp.zeros(3)}}, "b": jnp.ones((2, 1))}
@@ -54,7 +54,7 @@ def test_tables_that_are_not_trained_are_buffers():
 
 
 def test_merging_undoes_splitting():
-    model = EncoderLayer(4, 2, 6, rngs=nnx.Rngs(0))
+    model = fresh(lambda: EncoderLayer(4, 2, 6, rngs=nnx.Rngs(0)))
     graphdef, params, buffers = split(model)
     _, again, _ = split(nnx.merge(graphdef, params, buffers))
     jax.tree.map(np.testing.assert_array_equal, params, again)

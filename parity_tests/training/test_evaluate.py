@@ -4,10 +4,16 @@ import numpy as np
 import pytest
 
 from jax_transformer.data.text import ParallelText
-from jax_transformer.training.evaluate import Evaluator, _cross_attention, corpus_bleu
+from jax_transformer.training.evaluate import Evaluator, corpus_bleu
 from jax_transformer.training.mesh import data_mesh, replicated
 from jax_transformer.training.run import load_best
 from parity_tests import tiny
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_programs():
+    with tiny.quick_programs():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +91,9 @@ def test_attention_is_spread_over_the_tokens_of_the_source_alone(model):
 def test_attention_of_other_sentences_compiles_nothing_new(model):
     held = evaluator(model, text_of(3))
     held.attention(model.params, "a b c", "U T S W")
-    compiled = _cross_attention._cache_size()
+    compiled = tiny.quick_attention._cache_size()
     held.attention(model.params, "h g f e d", "S")
-    assert _cross_attention._cache_size() == compiled
+    assert tiny.quick_attention._cache_size() == compiled
 
 
 def test_attention_survives_a_translation_that_is_longer_than_the_position_table(model):

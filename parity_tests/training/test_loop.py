@@ -52,10 +52,10 @@ def test_a_run_directory_holds_all_that_is_needed_to_use_inspect_and_resume_it()
 def test_the_model_learns_and_says_how_well():
     run = tiny.finished()
     losses = [line["loss"] for line in lines(run.settings, "eval")]
-    # From ln 276 = 5.6 nats to ln 8 = 2.1 by knowing the words of the language, and on by reading
-    # the source.
+    # From ln 276 = 5.6 nats to ln 8 = 2.1 by knowing the words of the language, and below that
+    # only by reading the source.
     assert losses[0] < 0.5 * math.log(276)
-    assert losses[-1] < 0.75 * losses[0]
+    assert losses[-1] < 0.9 * math.log(8)
     (test,) = lines(run.settings, "test")
     assert 0.0 < test["bleu"] <= 100.0
     assert f"Test BLEU {test['bleu']:.1f} on 10 sentences" in run.output
@@ -76,7 +76,8 @@ def test_the_last_line_printed_is_a_command_that_translates(capsys):
     run = tiny.finished()
     program, *arguments = shlex.split(run.output.strip().splitlines()[-1])
     assert program == "jax-transformer"
-    main(arguments)
+    with tiny.quick_programs():
+        main(arguments)
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) == 1
     assert set(printed.split()) <= set(tiny.TARGET_WORDS)
@@ -92,6 +93,12 @@ def test_progress_evaluations_and_samples_are_shown():
         assert f"reference  {sample['reference']}\n" in output
 
 
+def test_the_step_is_compiled_once_for_each_shape_of_batches(tmp_path):
+    setup = tiny.shared(prepare(dataclasses.replace(tiny.finished().settings, out=tmp_path / "a")))
+    assert len(setup.batches) == tiny.BATCHES_PER_EPOCH
+    assert setup.train_step._cache_size() == len(setup.batches.buckets)
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """Two and a half epochs, with evaluations and checkpoints at other steps than log lines."""
@@ -104,16 +111,16 @@ def assert_same_run(settings, expected):
     """Every number that two runs have saved or logged, but for times."""
     for kind in ("train", "eval", "test"):
         assert lines(settings, kind) == lines(expected, kind)
-    for name, by_score in (("latest", False), ("best", True)):
-        step, arrays = tiny.saved(settings.out / "checkpoints" / name, by_score=by_score)
-        whole = tiny.saved(expected.out / "checkpoints" / name, by_score=by_score)
-        assert step == whole[0]
-        tiny.assert_same_bits(arrays, whole[1])
+    for name in ("latest", "best"):
+        step, arrays = tiny.saved(settings.out, name)
+        expected_step, expected_arrays = tiny.saved(expected.out, name)
+        assert step == expected_step
+        tiny.assert_same_bits(arrays, expected_arrays)
 
 
-# Steps done at Ctrl-C: inside the first epoch, between two log lines; at the border of an epoch,
-# where a log line is due; inside the third epoch, right after an evaluation and before the last.
-@pytest.mark.parametrize("steps", [1, tiny.BATCHES_PER_EPOCH, 9])
+# Steps done at Ctrl-C: inside the first epoch, between two log lines, with borders of epochs to
+# come; at such a border, where a log line is due.
+@pytest.mark.parametrize("steps", [1, tiny.BATCHES_PER_EPOCH])
 def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, uninterrupted, steps):
     settings = tiny.config(tmp_path, evaluate_every=7, checkpoint_every=5)
     with pytest.raises(InputError, match=rf"^interrupted at step {steps} of 10, saved in .*: go on "
@@ -176,9 +183,9 @@ def test_a_finished_run_trains_on_with_more_steps(tmp_path, uninterrupted):
     with pytest.raises(InputError, match=r"all 6 steps are done; to train on, say how far with --"):
         tiny.train(tiny.resumed(settings))
     tiny.train(tiny.resumed(settings, steps=10))
-    step, arrays = tiny.saved(settings.out / "checkpoints" / "latest")
+    step, arrays = tiny.saved(settings.out, "latest")
     assert step == 10
-    tiny.assert_same_bits(arrays, tiny.saved(uninterrupted.out / "checkpoints" / "latest")[1])
+    tiny.assert_same_bits(arrays, tiny.saved(uninterrupted.out, "latest")[1])
     # The run knows its new length: `--resume` alone would go on with it after an interruption.
     assert load_config(settings.out / "config.json").steps == 10
 
@@ -208,7 +215,7 @@ def test_a_resumed_run_keeps_its_data(tmp_path):
 
 def test_stacked_and_listed_layers_train_alike_and_read_each_others_checkpoints(tmp_path):
     deep = dataclasses.replace(
-        tiny.config(tmp_path).model, num_encoder_layers=2, num_decoder_layers=2
+        tiny.config(tmp_path).model, num_encoder_layers=2, num_decoder_layers=1
     )
     runs = {}
     for layout in ("listed", "stacked"):
