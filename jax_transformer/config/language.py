@@ -1,0 +1,211 @@
+"""Models of blocks: decoder-only, encoder-only, encoder-decoder."""
+
+import dataclasses
+from typing import Any, Literal
+
+from jax_transformer.config.checks import (
+    check_above_zero,
+    check_choice,
+    check_optional_above_zero,
+    check_positive,
+)
+from jax_transformer.config.layers import Activation, LayerConfig
+from jax_transformer.errors import InputError
+
+Position = Literal["none", "sinusoidal", "learned", "rotary", "alibi", "t5"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderOnlyConfig:
+    """A causal language model."""
+
+    vocab_size: int
+    """Number of token ids V, and the width of the logits."""
+    layer: LayerConfig
+    """Each of its blocks."""
+    num_layers: int
+    """Blocks L."""
+    position: Position
+    """`none`; `sinusoidal`, `learned`: a table added to the embeddings; `rotary`: in attention,
+    by `layer.rotary`; `alibi`, `t5`: a bias on attention scores."""
+    max_len: int = 2048
+    """Rows of a position table; what the model was trained for otherwise."""
+    position_offset: int = 0
+    """The row of a learned table for position 0 (OPT: 2)."""
+    relative_buckets: int = 32
+    """`t5`: buckets of distances."""
+    relative_max_distance: int = 128
+    """`t5`: the distance from which on all share the last bucket."""
+    embedding_scale: bool | float = False
+    """What embeddings are multiplied by, rounded to their dtype; True: sqrt(D)."""
+    embedding_norm: bool = False
+    """A norm after the embeddings (BLOOM)."""
+    final_norm: bool = True
+    """A norm after the last block."""
+    tied: bool = False
+    """The output projection is the transpose of the embedding table."""
+    head_bias: bool = False
+    """Whether the output projection adds a bias."""
+    logit_soft_cap: float | None = None
+    """Logits become cap tanh(logit / cap); None: they stay."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "vocab_size", "num_layers")
+        check_optional_above_zero(self, "logit_soft_cap")
+        check_positions(self, self.layer)
+        check_causal("layer", self.layer, causal=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values, for JSON; `from_dict` is the inverse."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderOnlyConfig:
+    """A bidirectional encoder with a pooler and a head for masked tokens, as BERT has them."""
+
+    vocab_size: int
+    """Number of token ids V."""
+    layer: LayerConfig
+    """Each of its blocks."""
+    num_layers: int
+    """Blocks L."""
+    position: Position = "learned"
+    """As `DecoderOnlyConfig.position`."""
+    max_len: int = 512
+    """Rows of a position table."""
+    position_offset: int = 0
+    """The row of a learned table for position 0 (RoBERTa: 2)."""
+    relative_buckets: int = 32
+    """`t5`: buckets of distances."""
+    relative_max_distance: int = 128
+    """`t5`: the distance from which on all share the last bucket."""
+    token_types: int = 2
+    """Rows of the table of token types (segments); 0: there is none."""
+    embedding_scale: bool | float = False
+    """What token embeddings are multiplied by, rounded to their dtype; True: sqrt(D)."""
+    embedding_norm: bool = True
+    """A norm after the embeddings."""
+    final_norm: bool = False
+    """A norm after the last block."""
+    pooler: bool = True
+    """tanh(W h_0 + b) of the first token."""
+    token_head: bool = True
+    """Logits of masked tokens: `norm(activation(W h + b)) E^T + c`."""
+    head_activation: Activation = "gelu"
+    """The nonlinearity of that head."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "vocab_size", "num_layers")
+        check_not_negative(self, "token_types")
+        check_choice(self, "head_activation", Activation)
+        check_positions(self, self.layer)
+        check_causal("layer", self.layer, causal=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values, for JSON; `from_dict` is the inverse."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderDecoderConfig:
+    """An encoder and a decoder that attends to it."""
+
+    src_vocab_size: int
+    """Number of source token ids."""
+    tgt_vocab_size: int
+    """Number of target token ids, and the width of the logits."""
+    encoder: LayerConfig
+    """Each of the encoder's blocks."""
+    decoder: LayerConfig
+    """Each of the decoder's blocks."""
+    num_encoder_layers: int
+    """Blocks of the encoder."""
+    num_decoder_layers: int
+    """Blocks of the decoder."""
+    position: Position
+    """As `DecoderOnlyConfig.position`, of both halves (each has a table of its own)."""
+    max_len: int = 512
+    """Rows of a position table; what the model was trained for otherwise."""
+    position_offset: int = 0
+    """The row of a learned table for position 0 (BART: 2)."""
+    relative_buckets: int = 32
+    """`t5`: buckets of distances."""
+    relative_max_distance: int = 128
+    """`t5`: the distance from which on all share the last bucket."""
+    embedding_scale: bool | float = False
+    """What embeddings are multiplied by, rounded to their dtype; True: sqrt(D)."""
+    embedding_norm: bool = False
+    """A norm after the embeddings (BART)."""
+    final_norm: bool = True
+    """A norm after the last block of each half."""
+    final_dropout: bool = False
+    """Dropout of what each half puts out (T5)."""
+    shared_embedding: bool = False
+    """Source and target read one table (needs one vocabulary)."""
+    tied: bool = False
+    """The output projection is the transpose of the target embedding table."""
+    head_bias: bool = True
+    """Whether the output projection adds a bias."""
+    logit_scale: float = 1.0
+    """What the decoder's output is multiplied by before it is projected (T5, tied: D^-0.5)."""
+
+    def __post_init__(self) -> None:
+        check_positive(
+            self, "src_vocab_size", "tgt_vocab_size", "num_encoder_layers", "num_decoder_layers"
+        )
+        check_above_zero(self, "logit_scale")
+        for half in (self.encoder, self.decoder):
+            check_positions(self, half)
+        check_causal("encoder", self.encoder, causal=False)
+        check_causal("decoder", self.decoder, causal=True)
+        if self.encoder.d_model != self.decoder.d_model:
+            raise InputError(
+                f"encoder.d_model={self.encoder.d_model}, decoder.d_model="
+                f"{self.decoder.d_model}: the decoder reads what the encoder writes, give one width"
+            )
+        if self.decoder.placement == "parallel":
+            raise InputError(
+                "decoder.placement='parallel': not with attention to an encoder between the two"
+            )
+        if self.shared_embedding and self.src_vocab_size != self.tgt_vocab_size:
+            raise InputError(
+                f"shared_embedding with src_vocab_size={self.src_vocab_size} and "
+                f"tgt_vocab_size={self.tgt_vocab_size}: one table needs one vocabulary"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values, for JSON; `from_dict` is the inverse."""
+        return dataclasses.asdict(self)
+
+
+def check_positions(config: Any, layer: LayerConfig) -> None:
+    """Raise InputError unless the fields about positions go together."""
+    check_choice(config, "position", Position)
+    check_positive(config, "max_len", "relative_buckets", "relative_max_distance")
+    check_not_negative(config, "position_offset")
+    if not isinstance(config.embedding_scale, bool):
+        check_above_zero(config, "embedding_scale")
+    if (config.position == "rotary") != (layer.rotary is not None):
+        raise InputError(
+            f"position={config.position!r} with a layer of rotary={layer.rotary!r}: rotary "
+            f"positions need both, others neither"
+        )
+    if config.position_offset and config.position != "learned":
+        raise InputError(
+            f"position_offset={config.position_offset} with position={config.position!r}: only a "
+            f"learned table has rows to skip"
+        )
+
+
+def check_not_negative(config: Any, name: str) -> None:
+    """Raise InputError unless the field is a whole number of at least 0."""
+    value = getattr(config, name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InputError(f"{name}={value!r}: must be a whole number of at least 0")
+
+
+def check_causal(name: str, layer: LayerConfig, *, causal: bool) -> None:
+    """Raise InputError unless the layer is causal, or is not, as its place demands."""
+    if layer.causal != causal:
+        raise InputError(f"{name}.causal={layer.causal}: must be {causal} there")
