@@ -15,7 +15,7 @@ from jax_transformer.config.layers import (
     Placement,
     QueryKeyNorm,
 )
-from jax_transformer.config.rotary import Pairing, RotaryConfig, RotaryScaling
+from jax_transformer.config.rotary import RotaryConfig, RotaryPairing, RotaryScaling
 from jax_transformer.config.translation import (
     Architecture,
     ModelConfig,
@@ -39,12 +39,12 @@ __all__ = [
     "ModelConfig",
     "Norm",
     "NormPlacement",
-    "Pairing",
     "Placement",
     "Position",
     "PositionEncoding",
     "QueryKeyNorm",
     "RotaryConfig",
+    "RotaryPairing",
     "RotaryScaling",
     "TiedTables",
     "check_choice",
