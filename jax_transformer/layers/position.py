@@ -53,11 +53,25 @@ class SinusoidalPositionalEncoding(nnx.Module):
 
 
 class LearnedPositionalEncoding(nnx.Module):
-    """`y = dropout(x + pos_embedding[positions])` with a trained table `[max_len, D]`."""
+    """`y = dropout(x + pos_embedding[positions + offset])` with a trained table
+    `[max_len + offset, D]`.
 
-    def __init__(self, d_model: int, max_len: int = 512, dropout: float = 0.1, *, rngs: nnx.Rngs):
-        self.pos_embedding = Embedding(max_len, d_model, rngs=rngs)
+    Some models keep rows before that of position 0 (OPT 2 of them; the last of RoBERTa's 2 is that
+    of padding, position -1).
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        max_len: int = 512,
+        dropout: float = 0.1,
+        offset: int = 0,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        self.pos_embedding = Embedding(max_len + offset, d_model, rngs=rngs)
         self.dropout = Dropout(dropout)
+        self.offset = offset
 
     def __call__(
         self,
@@ -67,22 +81,26 @@ class LearnedPositionalEncoding(nnx.Module):
         dropout_key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B T D"]:
         """As `SinusoidalPositionalEncoding.__call__`."""
-        rows = position_rows(self.pos_embedding.embedding[...], x.shape[1], positions)
+        table = self.pos_embedding.embedding[...]
+        rows = position_rows(table, x.shape[1], positions, self.offset)
         return self.dropout(add_rows(x, rows), dropout_key)
 
 
 def position_rows(
-    table: Float[Array, "max_len D"], length: int, positions: Int[Array, "B T"] | None
+    table: Float[Array, "rows D"],
+    length: int,
+    positions: Int[Array, "B T"] | None,
+    offset: int = 0,
 ) -> Float[Array, "... T D"]:
-    """The rows of `positions`, or the first `length` ones."""
-    if length > table.shape[0]:
+    """The rows `positions + offset`, or `length` of them from `offset` on."""
+    if length > table.shape[0] - offset:
         raise InputError(
             f"a sequence of {length} tokens is longer than the position table of "
-            f"{table.shape[0]} rows: shorten it or raise max_len"
+            f"{table.shape[0] - offset} rows: shorten it or raise max_len"
         )
     if positions is None:
-        return table[:length]
-    return table_rows(table, positions)
+        return table[offset : offset + length]
+    return table_rows(table, positions + offset)
 
 
 def add_rows(x: Float[Array, "B T D"], rows: Float[Array, "... T D"]) -> Float[Array, "B T D"]:

@@ -49,30 +49,39 @@ class SinusoidalPositionalEncoding(nn.Module):
 
 
 class LearnedPositionalEncoding(nn.Module):
-    """`y = dropout(x + pos_embedding[positions])` with a trained table `[max_len, D]`."""
+    """`y = dropout(x + pos_embedding[positions + offset])` with a trained table
+    `[max_len + offset, D]`.
 
-    def __init__(self, d_model: int, max_len: int = 512, dropout: float = 0.1):
+    Some models keep rows before that of position 0 (OPT 2 of them; the last of RoBERTa's 2 is that
+    of padding, position -1).
+    """
+
+    def __init__(self, d_model: int, max_len: int = 512, dropout: float = 0.1, offset: int = 0):
         super().__init__()
-        self.pos_embedding = nn.Embedding(max_len, d_model)
+        self.pos_embedding = nn.Embedding(max_len + offset, d_model)
         self.dropout = nn.Dropout(dropout)
+        self.offset = offset
 
     def forward(
         self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
         """As `SinusoidalPositionalEncoding.forward`."""
-        rows = position_rows(self.pos_embedding.weight, x.shape[1], positions)
+        rows = position_rows(self.pos_embedding.weight, x.shape[1], positions, self.offset)
         return self.dropout(x + rows.to(x.dtype))
 
 
 def position_rows(
-    table: Float[Tensor, "max_len D"], length: int, positions: Int[Tensor, "B T"] | None
+    table: Float[Tensor, "rows D"],
+    length: int,
+    positions: Int[Tensor, "B T"] | None,
+    offset: int = 0,
 ) -> Float[Tensor, "... T D"]:
-    """The rows of `positions`, or the first `length` ones."""
-    if length > table.shape[0]:
+    """The rows `positions + offset`, or `length` of them from `offset` on."""
+    if length > table.shape[0] - offset:
         raise InputError(
             f"a sequence of {length} tokens is longer than the position table of "
-            f"{table.shape[0]} rows: shorten it or raise max_len"
+            f"{table.shape[0] - offset} rows: shorten it or raise max_len"
         )
     if positions is None:
-        return table[:length]
-    return nn.functional.embedding(positions, table)
+        return table[offset : offset + length]
+    return nn.functional.embedding(positions + offset, table)
