@@ -10,8 +10,9 @@ from jax_transformer.porting.operations import Operation
 class Rule:
     """`source` becomes `target` through `operations`, in order.
 
-    Both are dotted names in which `{name}` stands for one part of a name, the same part on both
-    sides: `{stack}.layers.{layer}.norm1.weight`.
+    Both are dotted names in which `{name}` stands for one part of a name or for the rest of one,
+    and `{name*}` for whatever there is, dots included, the same on both sides:
+    `{stack}.layers.{layer}.norm1.weight`, `{path*}norm{number}.weight`.
     """
 
     source: str
@@ -42,5 +43,6 @@ class Alias:
 def translate(pattern: str, replacement: str, name: str) -> str | None:
     """`replacement` with the parts that `pattern` finds in `name`; None where it does not match."""
     expression = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^.]+)", re.escape(pattern))
+    expression = re.sub(r"\\\{(\w+)\\\*\\\}", r"(?P<\1>.*)", expression)
     found = re.fullmatch(expression, name)
-    return None if found is None else replacement.format(**found.groupdict())
+    return None if found is None else replacement.replace("*}", "}").format(**found.groupdict())

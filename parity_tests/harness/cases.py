@@ -33,9 +33,9 @@ class Case:
 
     name: str
     jax: Callable[..., Any]
-    """A function or an NNX module class."""
+    """A function, an NNX module class, or a function that makes a module."""
     torch: Callable[..., Any]
-    """A function or an `nn.Module` class."""
+    """A function, an `nn.Module` class, or a function that makes a module."""
     inputs: Mapping[str, np.ndarray | None]
     """In the order of the arguments; floating-point ones are differentiated."""
     arguments: tuple[Any, ...] = ()
@@ -43,8 +43,8 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments: of the constructor for modules, of the call for functions."""
     place: str | None = None
-    """Where the module sits in a Transformer: the name that the porting rules know it by.
-    None for functions."""
+    """The name of the module, which tells the porting rules what it is (a norm's has `norm` in it,
+    a table's `embedding`). None for functions."""
 
     def __str__(self) -> str:
         return self.name
@@ -76,7 +76,8 @@ def make_skeleton(case: Case) -> nnx.Module | None:
     """The JAX module with shapes in place of parameters; None for functions."""
     if case.place is None:
         return None
-    takes_rngs = "rngs" in inspect.signature(case.jax.__init__).parameters
+    maker = case.jax.__init__ if inspect.isclass(case.jax) else case.jax
+    takes_rngs = "rngs" in inspect.signature(maker).parameters
 
     def build() -> nnx.Module:
         rngs = {"rngs": nnx.Rngs(0)} if takes_rngs else {}

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from flax import nnx
 from jax_transformer.config import ModelConfig
 from jax_transformer.models.encoder_decoder import Transformer
 from jax_transformer.models.parameters import cast, flatten, split, unflatten
-from jax_transformer.porting.families.transformer import RULES, rules
+from jax_transformer.porting.families.transformer import RULES
 from jax_transformer.porting.plan import convert, convert_back
 from jax_transformer.porting.rules import Alias, Rule
 from torch_reference.models import encoder_decoder as reference_model
@@ -41,6 +41,8 @@ def gain(name: str) -> float:
     embedding table may be tied to them); learned positions weigh as much as scaled embeddings."""
     if "pos_embedding" in name:
         return 8.0
+    if "relative_attention_bias" in name:
+        return 4.0
     sharp = any(part in name for part in ("q_proj", "k_proj", "output_proj", "embedding"))
     return 2.0 if sharp else 1.0
 
@@ -49,10 +51,25 @@ def make_pair(
     config: ModelConfig, dtype: Any = jnp.float32, seed: int = 0
 ) -> tuple[reference_model.Transformer, Transformer]:
     """The two models of a configuration with the same weights, in evaluation mode."""
-    reference = reference_model.Transformer.from_config(config).eval()
-    randomize(reference, seed)
-    skeleton = nnx.eval_shape(lambda: Transformer.from_config(config, rngs=nnx.Rngs(0)))
-    model = carry(reference, skeleton, "", dtype)
+    return pair(
+        reference_model.Transformer.from_config(config),
+        lambda: Transformer.from_config(config, rngs=nnx.Rngs(0)),
+        dtype,
+        seed,
+    )
+
+
+Reference = TypeVar("Reference", bound=torch.nn.Module)
+Module = TypeVar("Module", bound=nnx.Module)
+
+
+def pair(
+    reference: Reference, build: Callable[[], Module], dtype: Any = jnp.float32, seed: int = 0
+) -> tuple[Reference, Module]:
+    """The PyTorch model with new weights, and the JAX model of `build` with the same ones, in
+    evaluation mode."""
+    randomize(reference.eval(), seed)
+    model = carry(reference, nnx.eval_shape(build), "", dtype)
     return reference.to(torch.float64 if dtype == jnp.float64 else torch.float32), model
 
 
@@ -88,7 +105,7 @@ def carry_back(
     tree: dict[Any, Any], reference: torch.nn.Module, place: str, *, aliases: bool = False
 ) -> Tensors:
     """A tree like the parameters (gradients, moments) under the names of `reference`."""
-    family = rules_of(reference) if aliases else RULES
+    family = [rule for rule in rules_of(reference) if aliases or isinstance(rule, Rule)]
     shapes = {name: parameter.shape for name, parameter in parameters_of(reference).items()}
     tensors = {name: to_numpy(leaf) for name, leaf in flatten(tree).items()}
     back = convert_back(family, with_prefix(tensors, place), with_prefix(shapes, place))
@@ -103,9 +120,17 @@ def parameters_of(reference: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def rules_of(reference: torch.nn.Module) -> tuple[Rule | Alias, ...]:
-    """The porting table of the module."""
-    config = getattr(reference, "config", None)
-    return RULES if config is None else rules(config)
+    """The porting table of the module: a parameter with several names has its place in JAX under
+    the last one that is an embedding table's."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in reference.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    aliases = []
+    for group in names.values():
+        if len(group) > 1:
+            first = [name for name in group if name.endswith("embedding.weight")][-1]
+            aliases += [Alias(name, first) for name in group if name != first]
+    return (*aliases, *RULES)
 
 
 def with_prefix(values: Mapping[str, Any], place: str) -> dict[str, Any]:

@@ -12,6 +12,12 @@ from jax_transformer.porting.rules import Rule, translate
         ("a.{layer}.weight", "b.{layer}.kernel", "a.7.weight", "b.7.kernel"),
         ("{x}.{y}", "{y}.{x}", "p.q", "q.p"),
         ("a.weight", "b", "a.weight", "b"),
+        ("{path*}norm{n}.weight", "{path*}norm{n}.scale", "a.0.norm1.weight", "a.0.norm1.scale"),
+        ("{path*}norm.weight", "{path*}norm.scale", "norm.weight", "norm.scale"),
+        ("{path*}norm.weight", "{path*}norm.scale", "a.q_norm.weight", "a.q_norm.scale"),
+        ("{path*}.bias", "{path*}.b", "a.1.bias", "a.1.b"),
+        ("{path*}.bias", "{path*}.b", "bias", None),
+        ("{path*}norm{n}.weight", "x", "norm.a.weight", None),
         # A part has no dots, a pattern is the whole name, and a dot is a dot.
         ("a.{layer}.weight", "b", "a.1.2.weight", None),
         ("a.{layer}", "b", "a.1.weight", None),

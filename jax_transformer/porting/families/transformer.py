@@ -1,33 +1,24 @@
-"""`torch_reference.Transformer`, and with it every checkpoint of the lecture document's script."""
+"""Any module of `torch_reference`, and with it every checkpoint of the lecture document's script.
+
+The two packages have the same names but for the last part: what PyTorch calls `weight` goes by what
+its module is, and that is in the module's name.
+"""
 
 from jax_transformer.config import ModelConfig
 from jax_transformer.porting.operations import Transpose
 from jax_transformer.porting.rules import Alias, Rule
 
-KERNEL = (Transpose(),)
-
 RULES = (
-    Rule("{stack}.embedding.weight", "{stack}.embedding.embedding"),
-    Rule("{stack}.pos_encoding.pe", "{stack}.pos_encoding.pe"),
+    Rule("{path*}norm.weight", "{path*}norm.scale"),
+    Rule("{path*}norm{number}.weight", "{path*}norm{number}.scale"),
+    Rule("{path*}embedding.weight", "{path*}embedding.embedding"),
     Rule(
-        "{stack}.pos_encoding.pos_embedding.weight",
-        "{stack}.pos_encoding.pos_embedding.embedding",
+        "{path*}relative_attention_bias.weight",
+        "{path*}relative_attention_bias.embedding",
     ),
-    Rule(
-        "{stack}.layers.{layer}.{sublayer}.{linear}.weight",
-        "{stack}.layers.{layer}.{sublayer}.{linear}.kernel",
-        KERNEL,
-    ),
-    Rule(
-        "{stack}.layers.{layer}.{sublayer}.{linear}.bias",
-        "{stack}.layers.{layer}.{sublayer}.{linear}.bias",
-    ),
-    Rule("{stack}.layers.{layer}.{norm}.weight", "{stack}.layers.{layer}.{norm}.scale"),
-    Rule("{stack}.layers.{layer}.{norm}.bias", "{stack}.layers.{layer}.{norm}.bias"),
-    Rule("{stack}.norm.weight", "{stack}.norm.scale"),
-    Rule("{stack}.norm.bias", "{stack}.norm.bias"),
-    Rule("output_proj.weight", "output_proj.kernel", KERNEL),
-    Rule("output_proj.bias", "output_proj.bias"),
+    Rule("{path*}.weight", "{path*}.kernel", (Transpose(),)),
+    Rule("{path*}.bias", "{path*}.bias"),
+    Rule("{path*}.pe", "{path*}.pe"),
 )
 
 
