@@ -84,8 +84,8 @@ class IgnoredPositions(SinusoidalPositionalEncoding):
 class HalvesOfHeads(MultiHeadAttention):
     """Head i takes every N-th column."""
 
-    def split_heads(self, x):
-        return x.reshape(*x.shape[:2], -1, self.num_heads).swapaxes(2, 3)
+    def split_heads(self, x, norm=None):
+        return x.reshape(*x.shape[:2], self.head_dim, -1).swapaxes(2, 3)
 
 
 class SwappedKeyAndValue(MultiHeadAttention):

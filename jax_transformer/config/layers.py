@@ -60,7 +60,7 @@ class LayerConfig:
     attention_soft_cap: float | None = None
     """Scores become cap tanh(score / cap); None: they stay."""
     window: int | None = None
-    """Query i sees the keys i - window < j <= i (i - window < j < i + window unless causal)."""
+    """Query i sees the keys i - window < j <= i (of causal blocks); None: all up to its own."""
     rotary: RotaryConfig | None = None
     """Rotary positions of queries and keys."""
     activation: Activation = "gelu"
@@ -95,6 +95,8 @@ class LayerConfig:
                 f"num_heads={self.num_heads} is not divisible by num_kv_heads="
                 f"{self.num_kv_heads}: each key-value head serves equally many query heads"
             )
+        if self.window is not None and not self.causal:
+            raise InputError(f"window={self.window}: only causal attention has a sliding window")
         if self.parallel_norms not in (1, 2):
             raise InputError(f"parallel_norms={self.parallel_norms!r}: must be 1 or 2")
         if self.norm == "layer" and (self.norm_unit_offset or self.norm_scale_in_float32):

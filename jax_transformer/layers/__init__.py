@@ -2,6 +2,7 @@
 
 from jax_transformer.layers.attention import MultiHeadAttention, dot_product_attention
 from jax_transformer.layers.block import (
+    Block,
     DecoderLayer,
     EncoderLayer,
     PreNormDecoderLayer,
@@ -11,6 +12,7 @@ from jax_transformer.layers.dropout import Dropout
 from jax_transformer.layers.feedforward import FeedForward
 from jax_transformer.layers.linear import Embedding, Linear, OutputProjection
 from jax_transformer.layers.mask import (
+    create_causal_mask,
     create_decoder_length_mask,
     create_decoder_mask,
     create_length_mask,
@@ -25,6 +27,7 @@ from jax_transformer.layers.position import (
 )
 
 __all__ = [
+    "Block",
     "DecoderLayer",
     "Dropout",
     "Embedding",
@@ -38,6 +41,7 @@ __all__ = [
     "PreNormDecoderLayer",
     "PreNormEncoderLayer",
     "SinusoidalPositionalEncoding",
+    "create_causal_mask",
     "create_decoder_length_mask",
     "create_decoder_mask",
     "create_length_mask",

@@ -2,6 +2,7 @@
 
 from torch_reference.layers.attention import MultiHeadAttention, dot_product_attention
 from torch_reference.layers.block import (
+    Block,
     DecoderLayer,
     EncoderLayer,
     PreNormDecoderLayer,
@@ -10,6 +11,7 @@ from torch_reference.layers.block import (
 from torch_reference.layers.feedforward import FeedForward
 from torch_reference.layers.linear import OutputProjection
 from torch_reference.layers.mask import (
+    create_causal_mask,
     create_decoder_length_mask,
     create_decoder_mask,
     create_length_mask,
@@ -24,6 +26,7 @@ from torch_reference.layers.position import (
 )
 
 __all__ = [
+    "Block",
     "DecoderLayer",
     "EncoderLayer",
     "FeedForward",
@@ -34,6 +37,7 @@ __all__ = [
     "PreNormDecoderLayer",
     "PreNormEncoderLayer",
     "SinusoidalPositionalEncoding",
+    "create_causal_mask",
     "create_decoder_length_mask",
     "create_decoder_mask",
     "create_length_mask",

@@ -38,6 +38,31 @@ def create_decoder_length_mask(lengths: Int[Tensor, " B"], size: int) -> Bool[Te
     return create_length_mask(lengths, size) & create_look_ahead_mask(size, lengths.device)
 
 
+def create_causal_mask(
+    query_positions: Int[Tensor, "#B T"],
+    key_positions: Int[Tensor, "#B S"],
+    window: int | None = None,
+    query_segments: Int[Tensor, "#B T"] | None = None,
+    key_segments: Int[Tensor, "#B S"] | None = None,
+    key_valid: Bool[Tensor, "#B S"] | None = None,
+) -> Bool[Tensor, "#B 1 T S"]:
+    """Let the query at position i see the keys at positions `i - window < j <= i`.
+
+    Only those of its own segment (a document packed into the row, say), where segments are given,
+    and only those that are `key_valid`. Positions are where tokens sit, in a cache or in a row:
+    queries that follow a cache of keys see all of it, whatever their number.
+    """
+    query, key = query_positions[:, None, :, None], key_positions[:, None, None, :]
+    mask = key <= query
+    if window is not None:
+        mask = mask & (key > query - window)
+    if query_segments is not None and key_segments is not None:
+        mask = mask & (query_segments[:, None, :, None] == key_segments[:, None, None, :])
+    if key_valid is not None:
+        mask = mask & key_valid[:, None, None, :]
+    return mask
+
+
 def positions_from_padding_mask(mask: Bool[Tensor, "B 1 1 S"]) -> Int[Tensor, "B S"]:
     """Positions that count the real tokens of each row, whichever side its padding is on.
 
