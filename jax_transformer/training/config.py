@@ -124,7 +124,7 @@ class TrainConfig:
     """Updates between lines of the metrics file."""
     layers: LayerLayout = "auto"
     """`stacked` compiles one layer for any depth (`lax.scan`), `listed` each by itself, which
-    runs faster; `auto` lists up to 12 layers a side."""
+    runs faster; `auto` lists up to 8 layers a side."""
     compute_dtype: ComputeDtype = "float32"
     """Of the forward and backward pass; parameters and optimiser stay in float32."""
     matmul_precision: MatmulPrecision = "default"
@@ -151,7 +151,7 @@ class TrainConfig:
     def stacked(self) -> bool:
         """Whether training runs the layers under `lax.scan`."""
         deepest = max(self.model.num_encoder_layers, self.model.num_decoder_layers)
-        return self.layers == "stacked" or (self.layers == "auto" and deepest > 12)
+        return self.layers == "stacked" or (self.layers == "auto" and deepest > 8)
 
 
 PRESETS: dict[str, TrainConfig] = {
