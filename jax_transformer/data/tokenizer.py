@@ -1,8 +1,9 @@
 """Text to token ids and back: byte-level BPE, trained on the user's own text."""
 
+import itertools
 import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
-        """Learn merges from `texts` until there are `vocab_size` tokens.
+        """Learn merges from `texts`, read once, until there are `vocab_size` tokens.
 
         There may be fewer tokens when the text is small: a pair of tokens that occurs only once
         is not merged. The same texts and size give the same tokenizer.
@@ -62,8 +63,9 @@ class Tokenizer:
                 f"vocab_size={vocab_size}: must be at least {SMALLEST_VOCAB_SIZE}, "
                 f"{len(SPECIAL_TOKENS)} special tokens and 256 bytes"
             )
-        texts = _checked(texts)
-        if not any(texts):
+        texts = filter(None, check_unicode(texts))
+        first = next(texts, None)
+        if first is None:
             raise InputError("no text to train a tokenizer on: give at least one sentence")
         backend = tokenizers.Tokenizer(models.BPE())
         backend.normalizer = normalizers.Prepend(" ")
@@ -78,7 +80,7 @@ class Tokenizer:
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        backend.train_from_iterator(texts, trainer)
+        backend.train_from_iterator(itertools.chain([first], texts), trainer)
         return cls(backend)
 
     @classmethod
@@ -137,7 +139,7 @@ class Tokenizer:
         Raises:
             InputError: as `encode`; a text of more than `max_length` tokens, `<eos>` included.
         """
-        texts = _checked(texts)
+        texts = list(check_unicode(texts))
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         ids = [encoding.ids for encoding in encodings]
         if max_length is not None:
@@ -158,7 +160,7 @@ class Tokenizer:
         Raises:
             InputError: an id outside [0, V), or one that is not a whole number.
         """
-        return self._backend.decode(self._checked_ids(ids), skip_special_tokens=True)
+        return self._backend.decode(check_ids(ids, self.vocab_size), skip_special_tokens=True)
 
     def pieces(self, ids: Iterable[Any]) -> list[str]:
         """The text of each id by itself, to label tokens with: "▁" for the space before a word.
@@ -170,30 +172,40 @@ class Tokenizer:
         """
         byte_level = decoders.ByteLevel()
         pieces = []
-        for token_id in self._checked_ids(ids):
+        for token_id in check_ids(ids, self.vocab_size):
             token = str(self._backend.id_to_token(token_id))
             is_special = token in SPECIAL_TOKENS
             pieces.append(token if is_special else byte_level.decode([token]).replace(" ", "▁"))
         return pieces
 
-    def _checked_ids(self, ids: Iterable[Any]) -> list[int]:
-        checked, vocab_size = [], self.vocab_size
-        for position, token_id in enumerate(ids):
-            try:
-                number = operator.index(token_id)
-            except TypeError:
-                number = -1
-            if not 0 <= number < vocab_size:
-                raise InputError(
-                    f"token {token_id!r} at position {position}: must be a whole number from 0 "
-                    f"to {vocab_size - 1}"
-                )
-            checked.append(number)
-        return checked
+
+def check_ids(ids: Iterable[Any], vocab_size: int) -> list[int]:
+    """`ids` as Python's own numbers.
+
+    Raises:
+        InputError: an id outside [0, V), or one that is not a whole number.
+    """
+    checked = []
+    for position, token_id in enumerate(ids):
+        try:
+            number = operator.index(token_id)
+        except TypeError:
+            number = -1
+        if not 0 <= number < vocab_size:
+            raise InputError(
+                f"token {token_id!r} at position {position}: must be a whole number from 0 "
+                f"to {vocab_size - 1}"
+            )
+        checked.append(number)
+    return checked
 
 
-def _checked(texts: Iterable[str]) -> Sequence[str]:
-    texts = list(texts)
+def check_unicode(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, each checked as it is read.
+
+    Raises:
+        InputError: a lone surrogate, as an argument with invalid UTF-8 has.
+    """
     for text in texts:
         try:
             text.encode("utf-8")
@@ -202,7 +214,7 @@ def _checked(texts: Iterable[str]) -> Sequence[str]:
                 f"the text {_shorten(text)} is not valid Unicode: character {error.start + 1} is "
                 f"half a surrogate pair; give it as UTF-8"
             ) from None
-    return texts
+        yield text
 
 
 def _shorten(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Clipping, Adam and AdamW in optax, every constant set as PyTorch and the lecture document have it."""
+"""Clipping, Adam and AdamW in optax, every constant set as in PyTorch and the lecture document."""
 
 from typing import Any, NamedTuple
 

@@ -1,31 +1,42 @@
 """A run directory: what is where, and how it is made and opened.
 
-config.json       settings, model, and a digest of the data
-tokenizer.json    of both languages
+config.json       task, settings, model, and a digest of the data
+tokenizer.json    of the text, or of both languages
 checkpoints/      latest/ (everything, to resume) and best/ (the model, to use)
 metrics.jsonl     one line of numbers each time they are logged
 tensorboard/      the same for TensorBoard
-attention.json    one cross-attention, for the report
-report.html       curves, translations, attention
+attention.json    one cross-attention of a translation, for the report
+report.html       curves, samples, attention
 """
 
 import datetime
 import functools
 import json
+import shlex
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 from flax import nnx
 
-from jax_transformer.config import ModelConfig, from_dict
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.config import DecoderOnlyConfig, ModelConfig, from_dict
+from jax_transformer.data.characters import TextTokenizer, load_tokenizer
 from jax_transformer.errors import InputError
+from jax_transformer.models.decoder_only import DecoderOnly
 from jax_transformer.models.encoder_decoder import Transformer
 from jax_transformer.models.parameters import Tree, split
 from jax_transformer.training.checkpoint import CheckpointStore
 from jax_transformer.training.config import read_json
 from jax_transformer.training.metrics import replace_file
+
+TaskName = Literal["translation", "language"]
+AnyModelConfig = ModelConfig | DecoderOnlyConfig
+
+MODEL_CONFIGS: dict[TaskName, type[AnyModelConfig]] = {
+    "translation": ModelConfig,
+    "language": DecoderOnlyConfig,
+}
+"""What kind of model a task trains."""
 
 
 class RunDirectory:
@@ -70,7 +81,7 @@ class RunDirectory:
         if self.path.is_dir() and any(self.path.iterdir()):
             raise InputError(f"--out {self.path} is not empty: choose another directory")
 
-    def create(self, values: dict[str, Any], tokenizer: Tokenizer) -> None:
+    def create(self, values: dict[str, Any], tokenizer: TextTokenizer) -> None:
         """Make the directory and write what defines the run, its config last.
 
         Raises:
@@ -87,38 +98,54 @@ class RunDirectory:
         self.save_config(values)
 
     def save_config(self, values: dict[str, Any]) -> None:
-        """Write `config.json`: the settings, the model, the digest of the data."""
+        """Write `config.json`: the task, the settings, the model, the digest of the data."""
         replace_file(self.config, (json.dumps(values, indent=2) + "\n").encode())
 
-    def load_model_config(self) -> ModelConfig:
+    def load_task(self) -> TaskName:
+        """What the run trains.
+
+        Raises:
+            InputError: as `read_json`; a task that is not known.
+        """
+        task = read_json(self.config).get("task")
+        if task not in MODEL_CONFIGS:
+            raise InputError(
+                f"{self.config}: task={task!r}: must be one of {', '.join(MODEL_CONFIGS)}; "
+                f"restore the file from a copy"
+            )
+        return task
+
+    def load_model_config(self) -> AnyModelConfig:
         """The model of the run.
 
         Raises:
             InputError: as `read_json` and `from_dict`.
         """
-        values = read_json(self.config)
-        return from_dict(ModelConfig, values.get("model"), place=f"{self.config}: model")
+        config_class, values = MODEL_CONFIGS[self.load_task()], read_json(self.config)
+        return from_dict(config_class, values.get("model"), place=f"{self.config}: model")
 
-    def load_tokenizer(self, model: ModelConfig) -> Tokenizer:
+    def load_tokenizer(self, model: AnyModelConfig) -> TextTokenizer:
         """The tokenizer of the run.
 
         Raises:
-            InputError: as `Tokenizer.load`; its vocabulary is not that of the model.
+            InputError: as `load_tokenizer`; its vocabulary is not that of the model.
         """
-        tokenizer = Tokenizer.load(self.tokenizer)
-        if tokenizer.vocab_size != model.src_vocab_size:
+        tokenizer = load_tokenizer(self.tokenizer)
+        expected = model.vocab_size if isinstance(model, DecoderOnlyConfig) else model.src_vocab_size
+        if tokenizer.vocab_size != expected:
             raise InputError(
                 f"{self.tokenizer} has {tokenizer.vocab_size} tokens, but the model in "
-                f"{self.config} has {model.src_vocab_size}: restore the run's own tokenizer"
+                f"{self.config} has {expected}: restore the run's own tokenizer"
             )
         return tokenizer
 
 
 class TrainedModel(NamedTuple):
-    """What a run has learnt."""
+    """What a run has learnt. Its kind is that of its config: a `ModelConfig` is the config of a
+    translation model, a `DecoderOnlyConfig` that of a language model."""
 
-    config: ModelConfig
-    tokenizer: Tokenizer
+    config: AnyModelConfig
+    tokenizer: TextTokenizer
     graphdef: nnx.GraphDef
     params: Tree
     buffers: Tree
@@ -139,16 +166,29 @@ def load_best(path: Path, sharding: jax.sharding.Sharding | None = None) -> Trai
         if store.chosen_step() is None:
             raise InputError(
                 f"{path} has no model to use yet, its run was stopped before the first "
-                f"evaluation: go on with python train.py --resume {path}"
+                f"evaluation: go on with {resume_command(path, run.load_task())}"
             )
         best = store.restore(on_device({"params": params, "buffers": buffers}, sharding))
     return TrainedModel(config, tokenizer, graphdef, best["params"], best["buffers"])
 
 
+def resume_command(path: Path, task: TaskName) -> str:
+    """What goes on with the run at `path`, for the terminal."""
+    subcommand = "lm " if task == "language" else ""
+    return f"python train.py {subcommand}--resume {shlex.quote(str(path))}"
+
+
+def make_model(config: AnyModelConfig, *, rngs: nnx.Rngs) -> Transformer | DecoderOnly:
+    """The model of that config."""
+    if isinstance(config, DecoderOnlyConfig):
+        return DecoderOnly(config, rngs=rngs)
+    return Transformer.from_config(config, rngs=rngs)
+
+
 @functools.cache
-def abstract_model(config: ModelConfig) -> tuple[nnx.GraphDef, Tree, Tree]:
+def abstract_model(config: AnyModelConfig) -> tuple[nnx.GraphDef, Tree, Tree]:
     """`split` of a model whose leaves are shapes: nothing is drawn or stored."""
-    return split(nnx.eval_shape(lambda: Transformer.from_config(config, rngs=nnx.Rngs(0))))
+    return split(nnx.eval_shape(lambda: make_model(config, rngs=nnx.Rngs(0))))
 
 
 def on_device(tree: Tree, sharding: jax.sharding.Sharding | None = None) -> Tree:

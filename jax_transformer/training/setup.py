@@ -84,6 +84,7 @@ class Setup:
     def saved_config(self) -> dict[str, Any]:
         """What `config.json` holds."""
         return {
+            "task": "translation",
             "training": to_json(self.config),
             "model": self.model_config.to_dict(),
             "data": {"sha256": digest(self.corpus)},

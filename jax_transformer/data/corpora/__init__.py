@@ -5,14 +5,17 @@ its licence and what was done to it.
 """
 
 import dataclasses
+import gzip
 import importlib.resources
 
 import numpy as np
 
+from jax_transformer.data.documents import PARTS, Part, split_end_of_text
 from jax_transformer.data.text import ParallelText, read_tsv
 from jax_transformer.errors import InputError
 
 _FOLDERS = {"libreoffice-en-de": "libreoffice_help_en_de"}
+_DOCUMENT_FOLDERS = {"shakespeare": "shakespeare"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,27 @@ def load(name: str = "libreoffice-en-de") -> Corpus:
         with importlib.resources.as_file(folder / f"{part}.tsv.gz") as path:
             parts[part] = read_tsv(path)
     return Corpus(**parts)
+
+
+def load_documents(name: str = "shakespeare") -> dict[Part, tuple[str, ...]]:
+    """The documents of the embedded corpus `name`, split by whole documents.
+
+    `shakespeare`: 38 + 2 + 2 works of William Shakespeare, 5.06 MB of ASCII (public domain).
+
+    Raises:
+        InputError: there is no corpus of that name.
+    """
+    if name not in _DOCUMENT_FOLDERS:
+        raise InputError(
+            f"no embedded corpus {name!r}: there is {', '.join(sorted(_DOCUMENT_FOLDERS))}"
+        )
+    folder = importlib.resources.files(__name__) / _DOCUMENT_FOLDERS[name]
+    return {
+        part: tuple(
+            split_end_of_text(gzip.decompress((folder / f"{part}.txt.gz").read_bytes()).decode())
+        )
+        for part in PARTS
+    }
 
 
 def split(text: ParallelText, *, valid: int, test: int, seed: int) -> Corpus:
