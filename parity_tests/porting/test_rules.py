@@ -3,7 +3,7 @@
 import pytest
 
 from jax_transformer.porting.operations import Transpose
-from jax_transformer.porting.rules import Rule, translate
+from jax_transformer.porting.rules import Ignore, Rule, numbered, translate
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,30 @@ def test_names_are_translated_part_by_part(pattern, replacement, name, expected)
 
 def test_the_inverse_of_a_rule_leads_back():
     rule = Rule("a.{layer}.weight", "b.{layer}.kernel", (Transpose(),))
-    assert rule.match("a.3.weight") == "b.3.kernel"
-    assert rule.inverse().match("b.3.kernel") == "a.3.weight"
+    assert rule.match("a.3.weight") == (("a.3.weight",), ("b.3.kernel",))
+    assert rule.inverse().match("b.3.kernel") == (("b.3.kernel",), ("a.3.weight",))
     assert rule.inverse().inverse() == rule
+
+
+def test_any_part_of_a_fused_tensor_stands_for_all():
+    rule = Rule("{n}.qkv", ("{n}.q", "{n}.k", "{n}.v")).inverse()
+    for name in ("5.q", "5.k", "5.v"):
+        assert rule.match(name) == (("5.q", "5.k", "5.v"), ("5.qkv",))
+    assert rule.match("5.qkv") is None
+
+
+def test_names_with_different_parts_are_refused():
+    with pytest.raises(ValueError, match="different parts in braces"):
+        Rule("a.{layer}.weight", "b.kernel")
+    with pytest.raises(ValueError, match="different parts in braces"):
+        Rule("a.{layer}.weight", ("b.{layer}.q", "b.{index}.k"))
+
+
+def test_what_is_ignored_one_way_is_computed_the_other():
+    rule = Ignore("{layer}.attn.bias", "the causal mask")
+    assert rule.inverse().target == rule.source
+    assert rule.inverse().inverse() == rule
+
+
+def test_numbered_names_count_from_zero():
+    assert numbered("a.{layer}.{x}", "layer", 3) == ("a.0.{x}", "a.1.{x}", "a.2.{x}")
