@@ -54,7 +54,11 @@ EXCEPTIONS = {
     "jax training.step.check_*": "checks of batches before JAX's compiled step",
     "jax training.step.make_train_step": "train_step, once it is compiled",
     "torch training.step.train_step": "what make_train_step gives",
-    "torch training.step.adam": "training.optimizer in JAX, where clipping is a part of it",
+    "jax training.step.language_loss(graphdef)": "a model in parts",
+    "jax training.step.language_loss(params)": "a model in parts",
+    "jax training.step.language_loss(buffers)": "a model in parts",
+    "torch training.step.language_loss(model)": "a model in one",
+    "torch training.step.adam*": "training.optimizer in JAX, where clipping is a part of it",
     # Methods.
     "jax models.encoder_decoder.TransformerDecoder.step": "the reference decodes without a cache",
     "torch models.encoder_decoder.Transformer.greedy_decode": "decoding.greedy in JAX",
@@ -93,6 +97,7 @@ COVERED_ELSEWHERE = {
     "training.schedule.wsd_rate": "ten thousand rates: test_schedule",
     "training.schedule.fraction": "by the rates that it is a part of",
     "training.step.StepMetrics": "what a step returns: test_step",
+    "training.step.language_loss": "packed and unpacked: test_packing",
     "training.step.batch_loss": "by fifty updates: test_step",
 }
 

@@ -81,7 +81,9 @@ def jsonl_documents(path: Path, field: str) -> Documents:
             if line.strip():
                 yield _field(line, field, f"{path}:{number}")
 
-    return Documents(lambda: _some((text for text in texts() if text.strip()), str(path)), str(path))
+    return Documents(
+        lambda: _some((text for text in texts() if text.strip()), str(path)), str(path)
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,7 +223,9 @@ def _field(line: str, field: str, place: str) -> str:
     try:
         values = json.loads(line)
     except ValueError as error:
-        raise InputError(f"{place}: not valid JSON ({error}): one object a line is needed") from None
+        raise InputError(
+            f"{place}: not valid JSON ({error}): one object a line is needed"
+        ) from None
     if not isinstance(values, dict):
         raise InputError(f"{place}: must be a JSON object with the field {field!r}")
     if field not in values:

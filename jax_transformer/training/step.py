@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from jax_transformer.config import IGNORED_LABEL, ModelConfig
+from jax_transformer.config import IGNORED_LABEL, DecoderOnlyConfig, ModelConfig
 from jax_transformer.errors import InputError
 from jax_transformer.layers.mask import create_decoder_length_mask, create_length_mask
 from jax_transformer.models.parameters import Tree, cast
@@ -60,6 +60,31 @@ def batch_loss(
     )
 
 
+def language_loss(
+    graphdef: nnx.GraphDef,
+    params: Tree,
+    buffers: Tree,
+    batch: Any,
+    *,
+    label_smoothing: float = 0.0,
+    dropout_key: Key[Array, ""] | None = None,
+) -> LossSum:
+    """Loss of a causal language model: each token predicts the next one of its document.
+
+    `batch` has the fields of `data.packing.PackedBatch`, as arrays.
+    """
+    model = nnx.merge(graphdef, params, buffers)
+    logits = model(
+        batch.tokens,
+        positions=batch.positions,
+        segments=batch.segments,
+        dropout_key=dropout_key,
+    )
+    return cross_entropy(
+        logits, batch.labels, ignore_index=IGNORED_LABEL, label_smoothing=label_smoothing
+    )
+
+
 def check_batch(batch: Any, config: ModelConfig) -> None:
     """Refuse a batch that the model would read NaN or nonsense from, before it is on a device.
 
@@ -99,6 +124,28 @@ def check_batch(batch: Any, config: ModelConfig) -> None:
     check_values("batch.target_lengths", batch.target_lengths, target_width + 1)
 
 
+def check_packed_batch(batch: Any, config: DecoderOnlyConfig) -> None:
+    """As `check_batch`, of a batch with the fields of `data.packing.PackedBatch`.
+
+    Raises:
+        InputError: an id outside the vocabulary; a label that is neither an id nor
+            `IGNORED_LABEL`; a position past the table, where the model has one; fields whose
+            shapes disagree.
+    """
+    shape = np.shape(batch.tokens)
+    for name in ("labels", "positions", "segments"):
+        if np.shape(getattr(batch, name)) != shape:
+            raise InputError(
+                f"batch.{name} is {list(np.shape(getattr(batch, name)))}, must be {list(shape)} as "
+                f"the tokens are"
+            )
+    check_values("batch.tokens", batch.tokens, config.vocab_size)
+    check_values("batch.labels", batch.labels, config.vocab_size, other=IGNORED_LABEL)
+    has_table = config.position in ("learned", "sinusoidal")
+    check_values("batch.positions", batch.positions, config.max_len if has_table else 2**31)
+    check_values("batch.segments", batch.segments, 2**31)
+
+
 def check_values(name: str, array: Any, limit: int, *, other: int | None = None) -> None:
     """Refuse an array that holds anything but whole numbers from 0 to `limit - 1`, or `other`.
 
@@ -122,6 +169,7 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     *,
     label_smoothing: float = 0.1,
+    loss: Callable[..., LossSum] = batch_loss,
     dropout_key: Key[Array, ""] | None = None,
     compute_dtype: jax.typing.DTypeLike | None = None,
     average_decay: float = 0.0,
@@ -129,7 +177,9 @@ def make_train_step(
     """The jitted `(state, buffers, batch) -> (state, metrics)`; the state's memory is reused.
 
     Inside the program nothing can be refused any more: give batches that are not those of
-    `data.batches` to `check_batch` first.
+    `data.batches` or `data.packing` to `check_batch` or `check_packed_batch` first.
+
+    `loss` is `batch_loss` for a `Transformer`, `language_loss` for a `DecoderOnly`.
 
     The dropout key of a step is `fold_in(dropout_key, state.step)`; no key, no dropout. With a
     `compute_dtype` the forward and backward passes run on a copy of the parameters in that
@@ -143,7 +193,7 @@ def make_train_step(
         def mean_loss(params: Tree) -> tuple[Array, LossSum]:
             if compute_dtype is not None:
                 params = cast(params, compute_dtype)
-            loss = batch_loss(
+            summed = loss(
                 graphdef,
                 params,
                 buffers,
@@ -151,12 +201,12 @@ def make_train_step(
                 label_smoothing=label_smoothing,
                 dropout_key=key,
             )
-            return loss.mean(), loss
+            return summed.mean(), summed
 
-        gradients, loss = jax.grad(mean_loss, has_aux=True)(state.params)
+        gradients, summed = jax.grad(mean_loss, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = StepMetrics(loss, optax.tree_utils.tree_get(opt_state, "gradient_norm"))
+        metrics = StepMetrics(summed, optax.tree_utils.tree_get(opt_state, "gradient_norm"))
         average = update_average(state.average, params, state.step, average_decay)
         return TrainState(params, opt_state, state.step + 1, average), metrics
 
