@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jax_transformer.layers.fusion import materialize
-from jax_transformer.models.encoder_decoder import TransformerDecoder
+from jax_transformer.models.encoder_decoder import Decoder
 
 
 @jax.tree_util.register_dataclass
@@ -49,6 +49,11 @@ class KeyValueCache:
         """The number of slots S."""
         return self.key.shape[2]
 
+    @property
+    def next_slot(self) -> Int[Array, ""]:
+        """The slot of the next token."""
+        return self.length
+
     def update(
         self, key: Float[Array, "B T N H"], value: Float[Array, "B T N H"]
     ) -> tuple[Float[Array, "B S N H"], Float[Array, "B S N H"]]:
@@ -60,8 +65,10 @@ class KeyValueCache:
         write = functools.partial(
             jax.lax.dynamic_update_slice_in_dim, start_index=self.length, axis=2
         )
-        self.key = write(self.key, swap(key))
-        self.value = write(self.value, swap(value))
+        # Or XLA writes into a copy for one row: once for attention, once for the next step.
+        self.key, self.value = materialize(
+            (write(self.key, swap(key)), write(self.value, swap(value)))
+        )
         self.length = self.length + key.shape[1]
         return self.read()
 
@@ -92,12 +99,14 @@ class DecoderLayerCache:
 
 
 def start_cache(
-    decoder: TransformerDecoder, enc_output: Float[Array, "B S D"], size: int
+    decoder: Decoder, enc_output: Float[Array, "B S D"], size: int
 ) -> list[DecoderLayerCache]:
     """One entry a layer: `size` free slots, and the cross-attention's keys and values, computed
     here once."""
     caches = []
     for layer in decoder.layers:
+        if layer.cross_attn is None:
+            raise TypeError("a decoder without cross-attention has no encoder to remember")
         key, value = layer.cross_attn.project_key_value(enc_output, enc_output)
         self_attn = KeyValueCache.empty(key, size)
         caches.append(DecoderLayerCache(self_attn, KeyValueCache.full(key, value)))

@@ -12,7 +12,8 @@ from jax_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from jax_transformer.decoding.cache import DecoderLayerCache, grow_cache, start_cache
 from jax_transformer.errors import InputError
 from jax_transformer.layers.linear import transpose_kernels
-from jax_transformer.models.encoder_decoder import Transformer
+from jax_transformer.layers.mask import create_causal_mask
+from jax_transformer.models.encoder_decoder import EncoderDecoder
 from jax_transformer.models.parameters import Tree, split
 
 FIRST_SEGMENT = 64
@@ -31,7 +32,7 @@ class DecodeState(NamedTuple):
 
 
 def greedy_decode(
-    model: Transformer,
+    model: EncoderDecoder,
     src: Int[Array, "B S"],
     max_len: int = 50,
     bos_idx: int = BOS_ID,
@@ -44,11 +45,12 @@ def greedy_decode(
     rows have. A row without any source token has ended at once. Equal logits: the lowest id.
 
     Raises:
-        InputError: `max_len` is beyond the position table.
+        InputError: `max_len` is beyond the position table, if the model has one.
     """
     graphdef, params, buffers = split(model)
     src_mask = model.make_src_mask(src) if src_mask is None else src_mask
-    check_length(max_len, model.config.max_len)
+    if model.decoder.pos_encoding is not None:
+        check_length(max_len, model.config.max_len)
     return decode(
         graphdef, params, buffers, src, src_mask, max_len=max_len, bos_idx=bos_idx, eos_idx=eos_idx
     )
@@ -96,9 +98,12 @@ def decode(
         index = state.length - 1
         token = jax.lax.dynamic_slice_in_dim(state.tokens, index, 1, axis=1)
         slots = state.caches[0].self_attn.size
-        tgt_mask = (jnp.arange(slots) <= index)[None, None, None, :]
         positions = jnp.broadcast_to(index, (batch, 1))
-        dec_output = model.decoder.step(token, state.caches, src_mask, tgt_mask, positions)
+        slot_positions = jnp.broadcast_to(jnp.arange(slots), (batch, slots))
+        tgt_mask = create_causal_mask(positions[:1], slot_positions[:1])
+        dec_output = model.decoder.step(
+            token, state.caches, src_mask, tgt_mask, positions, slot_positions
+        )
         best = jnp.argmax(model.project(dec_output)[:, 0], axis=-1).astype(jnp.int32)
         best = jnp.where(state.ended, PAD_ID, best)
         tokens = jax.lax.dynamic_update_slice_in_dim(

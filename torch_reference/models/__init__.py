@@ -2,6 +2,9 @@
 
 from torch_reference.models.decoder_only import DecoderOnly
 from torch_reference.models.encoder_decoder import (
+    Decoder,
+    Encoder,
+    EncoderDecoder,
     Transformer,
     TransformerDecoder,
     TransformerEncoder,
@@ -9,7 +12,10 @@ from torch_reference.models.encoder_decoder import (
 from torch_reference.models.encoder_only import EncoderOnly, EncoderOutput
 
 __all__ = [
+    "Decoder",
     "DecoderOnly",
+    "Encoder",
+    "EncoderDecoder",
     "EncoderOnly",
     "EncoderOutput",
     "Transformer",

@@ -1,23 +1,17 @@
-"""The encoder-decoder Transformer."""
-
-import math
+"""The encoder-decoder: the lecture document's Transformer, T5 or BART by configuration."""
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from jax_transformer.config import (
+    PAD_ID,
     Activation,
+    EncoderDecoderConfig,
     ModelConfig,
     NormPlacement,
     PositionEncoding,
     TiedTables,
-)
-from torch_reference.layers.block import (
-    DecoderLayer,
-    EncoderLayer,
-    PreNormDecoderLayer,
-    PreNormEncoderLayer,
 )
 from torch_reference.layers.linear import OutputProjection
 from torch_reference.layers.mask import (
@@ -25,51 +19,14 @@ from torch_reference.layers.mask import (
     create_look_ahead_mask,
     create_padding_mask,
 )
-from torch_reference.layers.normalization import LayerNorm
-from torch_reference.layers.position import (
-    LearnedPositionalEncoding,
-    SinusoidalPositionalEncoding,
-)
+from torch_reference.models.half import Half
 
 
-def position_encoding_layer(
-    kind: PositionEncoding, d_model: int, max_len: int, dropout: float
-) -> SinusoidalPositionalEncoding | LearnedPositionalEncoding:
-    """The layer of that name."""
-    if kind == "learned":
-        return LearnedPositionalEncoding(d_model, max_len, dropout)
-    return SinusoidalPositionalEncoding(d_model, max_len, dropout)
+class Encoder(Half):
+    """The half that reads the source."""
 
-
-class TransformerEncoder(nn.Module):
-    """`norm(layers(dropout(embedding(src) sqrt(D) + pe)))`.
-
-    The final norm follows both norm placements, as in the lecture document.
-    """
-
-    def __init__(
-        self,
-        vocab_size: int,
-        d_model: int,
-        num_heads: int,
-        d_ff: int,
-        num_layers: int,
-        max_len: int = 5000,
-        dropout: float = 0.1,
-        *,
-        norm_placement: NormPlacement = "post",
-        activation: Activation = "gelu",
-        position_encoding: PositionEncoding = "sinusoidal",
-    ):
-        super().__init__()
-        layer = PreNormEncoderLayer if norm_placement == "pre" else EncoderLayer
-        self.embedding = nn.Embedding(vocab_size, d_model)
-        self.pos_encoding = position_encoding_layer(position_encoding, d_model, max_len, dropout)
-        self.layers = nn.ModuleList(
-            [layer(d_model, num_heads, d_ff, dropout, activation) for _ in range(num_layers)]
-        )
-        self.norm = LayerNorm(d_model)
-        self.scale = math.sqrt(d_model)
+    def __init__(self, config: EncoderDecoderConfig):
+        super().__init__(config, config.encoder, config.num_encoder_layers, config.src_vocab_size)
 
     def forward(
         self,
@@ -78,39 +35,18 @@ class TransformerEncoder(nn.Module):
         positions: Int[Tensor, "B S"] | None = None,
     ) -> Float[Tensor, "B S D"]:
         """The encoder's output."""
-        x = self.embedding(src) * self.scale
-        x = self.pos_encoding(x, positions)
+        x = self.embed(src, positions)
+        bias = self.bias(x, positions, positions)
         for layer in self.layers:
-            x, _ = layer(x, src_mask)
-        return self.norm(x)
+            x, _ = layer(x, self_mask=src_mask, bias=bias, positions=positions)
+        return self.finish(x)
 
 
-class TransformerDecoder(nn.Module):
-    """`norm(layers(dropout(embedding(tgt) sqrt(D) + pe), enc_output))`."""
+class Decoder(Half):
+    """The half that writes the target and attends to what the encoder put out."""
 
-    def __init__(
-        self,
-        vocab_size: int,
-        d_model: int,
-        num_heads: int,
-        d_ff: int,
-        num_layers: int,
-        max_len: int = 5000,
-        dropout: float = 0.1,
-        *,
-        norm_placement: NormPlacement = "post",
-        activation: Activation = "gelu",
-        position_encoding: PositionEncoding = "sinusoidal",
-    ):
-        super().__init__()
-        layer = PreNormDecoderLayer if norm_placement == "pre" else DecoderLayer
-        self.embedding = nn.Embedding(vocab_size, d_model)
-        self.pos_encoding = position_encoding_layer(position_encoding, d_model, max_len, dropout)
-        self.layers = nn.ModuleList(
-            [layer(d_model, num_heads, d_ff, dropout, activation) for _ in range(num_layers)]
-        )
-        self.norm = LayerNorm(d_model)
-        self.scale = math.sqrt(d_model)
+    def __init__(self, config: EncoderDecoderConfig):
+        super().__init__(config, config.decoder, config.num_decoder_layers, config.tgt_vocab_size)
 
     def forward(
         self,
@@ -122,9 +58,10 @@ class TransformerDecoder(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """The decoder's output, all positions at once."""
         x = self.embed(tgt, positions)
+        bias = self.bias(x, positions, positions)
         for layer in self.layers:
-            x, _ = layer(x, enc_output, src_mask, tgt_mask)
-        return self.norm(x)
+            x, _ = layer(x, enc_output, tgt_mask, src_mask, bias, positions)
+        return self.finish(x)
 
     def cross_attention(
         self,
@@ -133,104 +70,43 @@ class TransformerDecoder(nn.Module):
         src_mask: Bool[Tensor, "#B 1 #T S"] | None = None,
         tgt_mask: Bool[Tensor, "#B 1 #T T"] | None = None,
         positions: Int[Tensor, "B T"] | None = None,
-    ) -> list[Float[Tensor, "B N T S"]]:
+    ) -> list[Float[Tensor, "B N T S"] | None]:
         """The cross-attention weights of each layer."""
         x = self.embed(tgt, positions)
+        bias = self.bias(x, positions, positions)
         weights = []
         for layer in self.layers:
-            x, cross_weights = layer(x, enc_output, src_mask, tgt_mask)
+            x, cross_weights = layer(
+                x, enc_output, tgt_mask, src_mask, bias, positions, need_weights=True
+            )
             weights.append(cross_weights)
         return weights
 
-    def embed(
-        self, tgt: Int[Tensor, "B T"], positions: Int[Tensor, "B T"] | None = None
-    ) -> Float[Tensor, "B T D"]:
-        """What goes into the first layer."""
-        x = self.embedding(tgt) * self.scale
-        return self.pos_encoding(x, positions)
 
+class EncoderDecoder(nn.Module):
+    """`logits = output_proj(logit_scale decoder(tgt, encoder(src)))`.
 
-class Transformer(nn.Module):
-    """`logits = output_proj(decoder(tgt, encoder(src)))`.
-
-    Kernels and tables are Xavier-uniform. Arguments and `state_dict` names are the lecture
-    document's, so that a checkpoint of it loads with `strict=True`; the keyword arguments are
-    ours. Source: Vaswani et al. 2017; the lecture document.
-
-    Raises:
-        InputError: a hyperparameter out of range (see `ModelConfig`).
+    Kernels and tables are Xavier-uniform. Source: Vaswani et al. 2017; Raffel et al. 2020 (T5:
+    a relative bias, RMSNorm before each sublayer, no biases, unscaled scores).
     """
 
-    def __init__(
-        self,
-        src_vocab_size: int,
-        tgt_vocab_size: int,
-        d_model: int = 512,
-        num_heads: int = 8,
-        d_ff: int = 2048,
-        num_encoder_layers: int = 6,
-        num_decoder_layers: int = 6,
-        max_len: int = 5000,
-        dropout: float = 0.1,
-        pad_idx: int = 0,
-        *,
-        norm_placement: NormPlacement = "post",
-        activation: Activation = "gelu",
-        position_encoding: PositionEncoding = "sinusoidal",
-        tied_tables: TiedTables = "none",
-    ):
+    config: EncoderDecoderConfig | ModelConfig
+
+    def __init__(self, config: EncoderDecoderConfig, pad_idx: int = PAD_ID):
         super().__init__()
-        self.config = ModelConfig(
-            src_vocab_size=src_vocab_size,
-            tgt_vocab_size=tgt_vocab_size,
-            d_model=d_model,
-            num_heads=num_heads,
-            d_ff=d_ff,
-            num_encoder_layers=num_encoder_layers,
-            num_decoder_layers=num_decoder_layers,
-            max_len=max_len,
-            dropout=dropout,
-            norm_placement=norm_placement,
-            activation=activation,
-            position_encoding=position_encoding,
-            tied_tables=tied_tables,
-        )
+        self.config = config
         self.pad_idx = pad_idx
-        self.encoder = TransformerEncoder(
-            src_vocab_size,
-            d_model,
-            num_heads,
-            d_ff,
-            num_encoder_layers,
-            max_len,
-            dropout,
-            norm_placement=norm_placement,
-            activation=activation,
-            position_encoding=position_encoding,
+        self.logit_scale = config.logit_scale
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.output_proj = OutputProjection(
+            config.decoder.d_model, config.tgt_vocab_size, bias=config.head_bias
         )
-        self.decoder = TransformerDecoder(
-            tgt_vocab_size,
-            d_model,
-            num_heads,
-            d_ff,
-            num_decoder_layers,
-            max_len,
-            dropout,
-            norm_placement=norm_placement,
-            activation=activation,
-            position_encoding=position_encoding,
-        )
-        self.output_proj = OutputProjection(d_model, tgt_vocab_size)
-        if tied_tables != "none":
+        if config.tied:
             self.output_proj.weight = self.decoder.embedding.weight
-        if tied_tables == "all":
+        if config.shared_embedding:
             self.encoder.embedding.weight = self.decoder.embedding.weight
         self._init_parameters()
-
-    @classmethod
-    def from_config(cls, config: ModelConfig) -> "Transformer":
-        """The model that `config` describes."""
-        return cls(**config.to_dict())
 
     def _init_parameters(self) -> None:
         for parameter in self.parameters():
@@ -275,7 +151,7 @@ class Transformer(nn.Module):
 
     def project(self, dec_output: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         """Logits of the decoder's output."""
-        return self.output_proj(dec_output)
+        return self.output_proj(dec_output * self.logit_scale)
 
     @torch.no_grad()
     def greedy_decode(
@@ -309,3 +185,124 @@ class Transformer(nn.Module):
             if ended.all():
                 break
         return tgt
+
+
+class TransformerEncoder(Encoder):
+    """The lecture document's encoder, with a final norm after both norm placements."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
+        num_layers: int,
+        max_len: int = 5000,
+        dropout: float = 0.1,
+        *,
+        norm_placement: NormPlacement = "post",
+        activation: Activation = "gelu",
+        position_encoding: PositionEncoding = "sinusoidal",
+    ):
+        config = ModelConfig(
+            src_vocab_size=vocab_size,
+            tgt_vocab_size=vocab_size,
+            d_model=d_model,
+            num_heads=num_heads,
+            d_ff=d_ff,
+            num_encoder_layers=num_layers,
+            num_decoder_layers=num_layers,
+            max_len=max_len,
+            dropout=dropout,
+            norm_placement=norm_placement,
+            activation=activation,
+            position_encoding=position_encoding,
+        )
+        super().__init__(config.layers())
+
+
+class TransformerDecoder(Decoder):
+    """The lecture document's decoder, with a final norm after both norm placements."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
+        num_layers: int,
+        max_len: int = 5000,
+        dropout: float = 0.1,
+        *,
+        norm_placement: NormPlacement = "post",
+        activation: Activation = "gelu",
+        position_encoding: PositionEncoding = "sinusoidal",
+    ):
+        config = ModelConfig(
+            src_vocab_size=vocab_size,
+            tgt_vocab_size=vocab_size,
+            d_model=d_model,
+            num_heads=num_heads,
+            d_ff=d_ff,
+            num_encoder_layers=num_layers,
+            num_decoder_layers=num_layers,
+            max_len=max_len,
+            dropout=dropout,
+            norm_placement=norm_placement,
+            activation=activation,
+            position_encoding=position_encoding,
+        )
+        super().__init__(config.layers())
+
+
+class Transformer(EncoderDecoder):
+    """The lecture document's model: `logits = output_proj(decoder(tgt, encoder(src)))`.
+
+    Kernels and tables are Xavier-uniform. Arguments and `state_dict` names are the lecture
+    document's, so that a checkpoint of it loads with `strict=True`; the keyword arguments are
+    ours. Source: Vaswani et al. 2017; the lecture document.
+
+    Raises:
+        InputError: a hyperparameter out of range (see `ModelConfig`).
+    """
+
+    def __init__(
+        self,
+        src_vocab_size: int,
+        tgt_vocab_size: int,
+        d_model: int = 512,
+        num_heads: int = 8,
+        d_ff: int = 2048,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        max_len: int = 5000,
+        dropout: float = 0.1,
+        pad_idx: int = 0,
+        *,
+        norm_placement: NormPlacement = "post",
+        activation: Activation = "gelu",
+        position_encoding: PositionEncoding = "sinusoidal",
+        tied_tables: TiedTables = "none",
+    ):
+        config = ModelConfig(
+            src_vocab_size=src_vocab_size,
+            tgt_vocab_size=tgt_vocab_size,
+            d_model=d_model,
+            num_heads=num_heads,
+            d_ff=d_ff,
+            num_encoder_layers=num_encoder_layers,
+            num_decoder_layers=num_decoder_layers,
+            max_len=max_len,
+            dropout=dropout,
+            norm_placement=norm_placement,
+            activation=activation,
+            position_encoding=position_encoding,
+            tied_tables=tied_tables,
+        )
+        super().__init__(config.layers(), pad_idx)
+        self.config = config
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> "Transformer":
+        """The model that `config` describes."""
+        return cls(**config.to_dict())
