@@ -95,13 +95,18 @@ def from_dict(cls: type[Config], values: Any, *, place: str) -> Config:
 
 def from_json_value(value: Any, kind: Any, place: str, name: str) -> Any:
     """`value` as the type `kind` of a setting: a number, a truth value, text, a path, a choice, a
-    dataclass, or None where `kind` allows it.
+    dataclass, a tuple of one of these (a list in JSON), or None where `kind` allows it.
 
     Raises:
         InputError: it is of another type. Ranges and choices are the dataclass's business.
     """
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return from_options(value, get_args(kind), place, name)
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple):
+            raise InputError(f"{place}: {name}={value!r}: must be a list")
+        each = get_args(kind)[0]
+        return tuple(from_json_value(one, each, place, name) for one in value)
     if dataclasses.is_dataclass(kind):
         return from_dict(cast(type, kind), value, place=f"{place}.{name}")
     if kind is bool and not isinstance(value, bool):

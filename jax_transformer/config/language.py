@@ -48,12 +48,27 @@ class DecoderOnlyConfig:
     """Whether the output projection adds a bias."""
     logit_soft_cap: float | None = None
     """Logits become cap tanh(logit / cap); None: they stay."""
+    local_layer: LayerConfig | None = None
+    """Some of its blocks: as the others, but for `window` and `rotary` (Gemma 2 and 3)."""
+    local_layers: tuple[int, ...] = ()
+    """Which blocks these are, in ascending order."""
 
     def __post_init__(self) -> None:
         check_positive(self, "vocab_size", "num_layers")
         check_optional_above_zero(self, "logit_soft_cap")
         check_positions(self, self.layer)
         check_causal("layer", self.layer, causal=True)
+        check_local_layers(self)
+
+    def layer_at(self, index: int) -> LayerConfig:
+        """The block of that index."""
+        local = self.local_layer if index in self.local_layers else None
+        return self.layer if local is None else local
+
+    @property
+    def windows(self) -> frozenset[int | None]:
+        """The windows of its blocks."""
+        return frozenset(self.layer_at(index).window for index in range(self.num_layers))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, for JSON; `from_dict` is the inverse."""
@@ -196,6 +211,31 @@ def check_positions(config: Any, layer: LayerConfig) -> None:
             f"position_offset={config.position_offset} with position={config.position!r}: only a "
             f"learned table has rows to skip"
         )
+
+
+def check_local_layers(config: DecoderOnlyConfig) -> None:
+    """Raise InputError unless the blocks of `local_layer` are some of all, and like the others."""
+    local, indices = config.local_layer, config.local_layers
+    if (local is None) != (not indices):
+        raise InputError(
+            f"local_layer={local!r} with local_layers={indices!r}: give both or neither"
+        )
+    inside = all(isinstance(i, int) and 0 <= i < config.num_layers for i in indices)
+    if not isinstance(indices, tuple) or not inside or list(indices) != sorted(set(indices)):
+        raise InputError(
+            f"local_layers={indices!r}: must be a tuple of different indices of the "
+            f"{config.num_layers} layers, in ascending order"
+        )
+    if local is None:
+        return
+    for field in dataclasses.fields(local):
+        value, other = getattr(local, field.name), getattr(config.layer, field.name)
+        if field.name not in ("window", "rotary") and value != other:
+            raise InputError(
+                f"local_layer.{field.name}={value!r} with layer.{field.name}={other!r}: the blocks "
+                f"may differ in window and rotary only"
+            )
+    check_positions(config, local)
 
 
 def check_not_negative(config: Any, name: str) -> None:

@@ -16,7 +16,7 @@ from jax_transformer.errors import InputError
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "quick_gelu", "sigmoid"]
 Norm = Literal["layer", "rms"]
-Placement = Literal["post", "pre", "sandwich", "parallel"]
+Placement = Literal["post", "pre", "output", "sandwich", "parallel"]
 QueryKeyNorm = Literal["none", "head", "full"]
 
 
@@ -45,8 +45,8 @@ class LayerConfig:
     norm_scale_in_float32: bool = False
     """RMSNorm multiplies by the weight before the cast back to the dtype of x, not after."""
     placement: Placement = "pre"
-    """`post`: Norm(x + f(x)). `pre`: x + f(Norm(x)). `sandwich`: x + Norm(f(Norm(x))).
-    `parallel`: x + attention(Norm(x)) + feed-forward(Norm(x))."""
+    """`post`: Norm(x + f(x)). `pre`: x + f(Norm(x)). `output`: x + Norm(f(x)).
+    `sandwich`: x + Norm(f(Norm(x))). `parallel`: x + attention(Norm(x)) + feed-forward(Norm(x))."""
     parallel_norms: int = 1
     """`parallel` reads 1 norm twice (GPT-J), or 2 norms (GPT-NeoX)."""
     query_key_norm: QueryKeyNorm = "none"

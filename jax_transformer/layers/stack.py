@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from jax_transformer.errors import InputError
+
 Tree = Any  # a nested dict of arrays
 
 
@@ -43,9 +45,17 @@ def layer_key(dropout_key: Key[Array, ""] | None, index: int | Array) -> Key[Arr
 
 
 def stack_template(model: Any) -> Any:
-    """Make `model` take stacked parameters: its encoder's and decoder's lists of layers become
-    one layer each, whose parameters `stack_layers` gives a leading axis. Returns the model."""
-    for half in (model.encoder, model.decoder):
+    """Make `model` take stacked parameters: its list of layers, or its encoder's and its
+    decoder's, become one layer each, whose parameters `stack_layers` gives a leading axis. Returns
+    the model.
+
+    Raises:
+        InputError: layers that are not all alike (windows in some of them, say).
+    """
+    halves = (model,) if hasattr(model, "layers") else (model.encoder, model.decoder)
+    for half in halves:
+        if len({layer.config for layer in half.layers}) > 1:
+            raise InputError("layers of different kinds cannot be stacked: leave them listed")
         half.layers = half.layers[0]
     return model
 

@@ -43,7 +43,9 @@ class DecoderOnly(nnx.Module):
         self.embedding_norm = make_norm(layer, d_model) if config.embedding_norm else None
         self.dropout = Dropout(layer.dropout)
         self.position_bias = make_position_bias(config, bidirectional=False, rngs=rngs)
-        self.layers = nnx.List([Block(layer, rngs=rngs) for _ in range(config.num_layers)])
+        self.layers = nnx.List(
+            [Block(config.layer_at(index), rngs=rngs) for index in range(config.num_layers)]
+        )
         self.norm = make_norm(layer, d_model) if config.final_norm else None
         self.output_proj = OutputProjection(
             d_model, config.vocab_size, bias=config.head_bias, tied=config.tied, rngs=rngs
@@ -88,14 +90,22 @@ class DecoderOnly(nnx.Module):
         index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         if segments is not None and positions is None:
             positions = segment_positions(segments)
-        allowed = create_causal_mask(index, index, self.config.layer.window, segments, segments)
-        allowed = allowed if mask is None else allowed & mask
+        masks = {
+            window: create_causal_mask(index, index, window, segments, segments)
+            for window in self.config.windows
+        }
+        if mask is not None:
+            masks = {window: allowed & mask for window, allowed in masks.items()}
         places = index if positions is None else positions
         bias = self.bias(places, places)
         x = apply_layers(
             self.layers,
             lambda layer, x, key: layer(
-                x, self_mask=allowed, bias=bias, positions=positions, dropout_key=key
+                x,
+                self_mask=masks[layer.config.window],
+                bias=bias,
+                positions=positions,
+                dropout_key=key,
             )[0],
             self.embed(tokens, positions, dropout_key=keys[0]),
             keys[1],
@@ -109,6 +119,7 @@ class DecoderOnly(nnx.Module):
         mask: Bool[Array, "#B 1 #T S"] | None,
         positions: Int[Array, "B T"],
         key_positions: Int[Array, "#B S"] | None = None,
+        local_mask: Bool[Array, "#B 1 #T S"] | None = None,
     ) -> Float[Array, "B T D"]:
         """As `hidden`, for tokens that follow those in `caches`, one entry a layer.
 
@@ -116,13 +127,19 @@ class DecoderOnly(nnx.Module):
             mask: which of the S slots each token may see, its own among them; causality, window
                 and padding are the caller's.
             key_positions: those of the tokens in the slots; only ALiBi and T5's bias read them.
+            local_mask: in place of `mask` in the blocks of `local_layer`.
         """
         bias = None if key_positions is None else self.bias(positions, key_positions)
         if bias is None and self.config.position in ("alibi", "t5"):
             raise TypeError("a bias between positions needs those of the keys: key_positions")
         x = self.embed(tokens, positions)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x, _ = layer(x, self_mask=mask, bias=bias, positions=positions, cache=cache)
+        if local_mask is None and self.config.local_layers:
+            raise TypeError(
+                "blocks with a window of their own need a mask of their own: local_mask"
+            )
+        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            allowed = local_mask if index in self.config.local_layers else mask
+            x, _ = layer(x, self_mask=allowed, bias=bias, positions=positions, cache=cache)
         return x if self.norm is None else self.norm(x)
 
     def embed(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_transformer.config import DecoderOnlyConfig, LayerConfig, RotaryConfig
+from jax_transformer.config import DecoderOnlyConfig, LayerConfig, RotaryConfig, from_dict
 from jax_transformer.decoding.cache import KeyValueCache
 from jax_transformer.errors import InputError
 from jax_transformer.layers.stack import stack_layers, stack_template, unstack_layers
@@ -41,11 +42,20 @@ OFFSET = {"norm_unit_offset": True, "norm_scale_in_float32": True}
 LLAMA3 = {"scaling": "llama3", "factor": 8.0, "original_max_len": 64}
 
 
+GEMMA_3 = {"placement": "sandwich", "query_key_norm": "head", "rotary": ROTARY}
+LOCAL_ROTARY = RotaryConfig(pairing="half", base=20.0)
+
+
+def layer_of(settings):
+    """A block of the sizes of all cases."""
+    sizes = {"d_model": D, "num_heads": N, "d_ff": F, "causal": True}
+    return LayerConfig(**{**sizes, **dict(settings)})
+
+
 def decoder(layer=(), *, num_layers=1, **model):
     """A configuration of the sizes of all cases."""
-    sizes = {"d_model": D, "num_heads": N, "d_ff": F, "causal": True, **dict(layer)}
     model = {"vocab_size": V, "num_layers": num_layers, "max_len": MAX_LEN, **model}
-    return DecoderOnlyConfig(**model, layer=LayerConfig(**sizes))
+    return DecoderOnlyConfig(**model, layer=layer_of(layer))
 
 
 CONFIGS = {
@@ -67,7 +77,10 @@ CONFIGS = {
         position="rotary",
         tied=True,
     ),
-    "OLMo 2": decoder({**GATED, "query_key_norm": "full", "rotary": ROTARY}, position="rotary"),
+    "OLMo 2": decoder(
+        {**GATED, "placement": "output", "query_key_norm": "full", "rotary": ROTARY},
+        position="rotary",
+    ),
     "Mistral": decoder(
         {**GATED, "num_kv_heads": 2, "window": 3, "rotary": ROTARY}, position="rotary"
     ),
@@ -85,6 +98,13 @@ CONFIGS = {
         embedding_scale=True,
         tied=True,
         logit_soft_cap=6.0,
+    ),
+    "Gemma 3": decoder(
+        {**GATED, **OFFSET, **GEMMA_3},
+        position="rotary",
+        num_layers=3,
+        local_layer=layer_of({**GATED, **OFFSET, **GEMMA_3, "window": 2, "rotary": LOCAL_ROTARY}),
+        local_layers=(0, 2),
     ),
     "GPT-J": decoder(
         {
@@ -192,7 +212,16 @@ def make_runs(name):
 
 
 # One of each kind of positions.
-KINDS = ["GPT-2", "Llama", "Mistral", "BLOOM", "BLOOM of 6 heads", "T5's bias", "sinusoidal"]
+KINDS = [
+    "GPT-2",
+    "Llama",
+    "Mistral",
+    "Gemma 3",
+    "BLOOM",
+    "BLOOM of 6 heads",
+    "T5's bias",
+    "sinusoidal",
+]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -250,28 +279,33 @@ def test_cached_steps_give_the_logits_of_the_whole_at_every_position(name):
     positions = np.maximum(np.cumsum(real, 1) - 1, 0).astype(np.int32)
     model, run, _ = make_runs(name)
     expected = run(rows, real[:, None, None], positions)
-    window = model.config.layer.window or SLOTS
+    config = model.config
+    window = config.layer.window or SLOTS
+    local_window = config.local_layer.window if config.local_layers else None
     slots = np.arange(SLOTS)
     key_real = np.pad(real, ((0, 0), (0, SLOTS - T)))
     key_positions = np.pad(positions, ((0, 0), (0, SLOTS - T)))
 
-    def step(tokens, caches, mask, positions, key_positions):
-        hidden = model.step(tokens, caches, mask, positions, key_positions)
+    def step(tokens, caches, masks, positions, key_positions):
+        hidden = model.step(tokens, caches, masks[0], positions, key_positions, *masks[1:])
         return model.project(hidden), caches
 
     found = []
     with jax.enable_x64(True):
         compiled = jax.jit(step, compiler_options=QUICK)
-        layer = model.config.layer
+        layer = config.layer
         like = jnp.zeros((2, 1, layer.kv_heads, layer.head_width), jnp.float64)
-        caches = [KeyValueCache.empty(like, SLOTS) for _ in range(model.config.num_layers)]
+        caches = [KeyValueCache.empty(like, SLOTS) for _ in range(config.num_layers)]
         borders = [0, *range(PREFILL, T + 1)]
         for start, end in itertools.pairwise(borders):
             index = np.arange(start, end)[:, None]
-            causal = (slots <= index) & (slots > index - window)
-            mask = causal[None, None] & key_real[:, None, None]
+            masks = [
+                ((slots <= index) & (slots > index - w))[None, None] & key_real[:, None, None]
+                for w in (window, local_window)
+                if w is not None
+            ]
             now = slice(start, end)
-            logits, caches = compiled(rows[:, now], caches, mask, positions[:, now], key_positions)
+            logits, caches = compiled(rows[:, now], caches, masks, positions[:, now], key_positions)
             found.append(to_numpy(logits))
     found = np.concatenate(found, axis=1)
     np.testing.assert_allclose(found[real], expected[real], rtol=0, atol=1e-12)
@@ -294,11 +328,12 @@ def test_listed_and_stacked_layers_agree_in_logits_and_gradients(name):
     with jax.enable_x64(True):
         graphdef, params, buffers = split(fresh(build, jnp.float64))
         stacked_graphdef = split(stack_template(nnx.eval_shape(build)))[0]
+        inputs = [jnp.asarray(array) for array in (TARGET, MASK, TARGET_POSITIONS)]
 
         def run(graphdef, params):
             def loss(params):
                 model = nnx.merge(graphdef, params, buffers)
-                logits = model(TARGET, MASK, TARGET_POSITIONS, dropout_key=jax.random.key(1))
+                logits = model(*inputs, dropout_key=jax.random.key(1))
                 return jnp.square(logits).mean(), logits
 
             (_, logits), gradient = jax.jit(
@@ -313,6 +348,64 @@ def test_listed_and_stacked_layers_agree_in_logits_and_gradients(name):
     for path, leaf in flatten(gradient).items():
         scale = np.abs(flatten(gradient)[path.replace("k_proj.bias", "k_proj.kernel")]).max()
         np.testing.assert_allclose(stacked[path], leaf, rtol=0, atol=1e-11 * scale, err_msg=path)
+
+
+def test_layers_with_windows_of_their_own_cannot_be_stacked():
+    model = nnx.eval_shape(lambda: decoder_only.DecoderOnly(CONFIGS["Gemma 3"], rngs=nnx.Rngs(0)))
+    with pytest.raises(InputError, match="different kinds cannot be stacked"):
+        stack_template(model)
+
+
+def test_a_step_without_the_mask_of_the_local_layers_is_refused():
+    model = fresh(lambda: decoder_only.DecoderOnly(CONFIGS["Gemma 3"], rngs=nnx.Rngs(0)))
+    with pytest.raises(TypeError, match="local_mask"):
+        model.step(jnp.asarray(TARGET[:, :1]), [], None, jnp.asarray(TARGET_POSITIONS[:, :1]))
+
+
+def test_only_the_local_layers_have_the_window():
+    # One hides all but the last two tokens, the other none: told apart by a changed first token.
+    changed = TARGET.copy()
+    changed[:, 0] = (changed[:, 0] + 1) % V
+    whole, one = CONFIGS["Gemma 3"], {"num_layers": 1, "local_layers": (0,)}
+    for config, reach in ((dataclasses.replace(whole, **one), 2), (whole, T)):
+        model = fresh(lambda config=config: decoder_only.DecoderOnly(config, rngs=nnx.Rngs(0)))
+        before, after = model(jnp.asarray(TARGET)), model(jnp.asarray(changed))
+        same = np.isclose(before, after, rtol=0, atol=0).all(axis=-1)
+        np.testing.assert_array_equal(same, [[index >= reach for index in range(T)]] * B)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"local_layers": ()}, "both or neither"),
+        ({"local_layer": None}, "both or neither"),
+        ({"local_layers": (0, 3)}, "indices of the 3 layers"),
+        ({"local_layers": (2, 0)}, "ascending"),
+        ({"local_layers": (0, 0)}, "different"),
+        ({"local_layers": [0, 2]}, "must be a tuple"),
+        (
+            {"local_layer": layer_of({**GATED, **OFFSET, **GEMMA_3, "d_ff": 3})},
+            "local_layer.d_ff=3",
+        ),
+        (
+            {"local_layer": layer_of({**GATED, **OFFSET, **GEMMA_3, "rotary": None})},
+            "rotary positions need both",
+        ),
+    ],
+)
+def test_local_layers_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(CONFIGS["Gemma 3"], **changes)
+
+
+def test_a_configuration_with_local_layers_is_the_same_after_json():
+    config = CONFIGS["Gemma 3"]
+    values = json.loads(json.dumps(config.to_dict()))
+    assert from_dict(DecoderOnlyConfig, values, place="config") == config
+    with pytest.raises(InputError, match="local_layers=3: must be a list"):
+        from_dict(DecoderOnlyConfig, values | {"local_layers": 3}, place="config")
+    with pytest.raises(InputError, match="must be a whole number"):
+        from_dict(DecoderOnlyConfig, values | {"local_layers": ["0"]}, place="config")
 
 
 def test_a_sequence_longer_than_a_learned_table_is_refused():
@@ -356,7 +449,7 @@ def configs(draw):
             "norm_bias": draw(flag),
             "norm_unit_offset": rms and draw(flag),
             "norm_scale_in_float32": rms and draw(flag),
-            "placement": draw(st.sampled_from(["post", "pre", "sandwich", "parallel"])),
+            "placement": draw(st.sampled_from(["post", "pre", "output", "sandwich", "parallel"])),
             "parallel_norms": draw(st.sampled_from([1, 2])),
             "query_key_norm": draw(st.sampled_from(["none", "head", "full"])),
             "qkv_bias": draw(flag),

@@ -17,6 +17,7 @@ class Block(nn.Module):
 
     - `post`: `x = norm_i(x + dropout(f_i(x)))` (Vaswani et al. 2017, section 3.1);
     - `pre`: `x = x + dropout(f_i(norm_i(x)))` (Xiong et al. 2020; lecture section 4.2);
+    - `output`: `x = x + dropout(norm_i(f_i(x)))` (OLMo team 2024, OLMo 2);
     - `sandwich`: `x = x + dropout(post_norm_i(f_i(norm_i(x))))` (Gemma 2);
     - `parallel`: `x + dropout(self_attn(norm1(x))) + dropout(ffn(norm1(x)))` (Wang and Komatsuzaki
       2021), or `ffn(norm2(x))` with `parallel_norms` 2 (Black et al. 2022).
@@ -110,7 +111,7 @@ class Block(nn.Module):
         self, x: Float[Tensor, "B T D"], norm: LayerNorm | RMSNorm | None
     ) -> Float[Tensor, "B T D"]:
         """What a sublayer reads."""
-        return x if norm is None or self.config.placement == "post" else norm(x)
+        return x if norm is None or self.config.placement in ("post", "output") else norm(x)
 
     def leave(
         self,
@@ -120,6 +121,7 @@ class Block(nn.Module):
         post_norm: LayerNorm | RMSNorm | None,
     ) -> Float[Tensor, "B T D"]:
         """x after a sublayer that put out `out`."""
+        post_norm = norm if self.config.placement == "output" else post_norm
         out = out if post_norm is None else post_norm(out)
         x = x + self.dropout(out)
         return norm(x) if norm is not None and self.config.placement == "post" else x

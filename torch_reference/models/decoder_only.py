@@ -40,7 +40,9 @@ class DecoderOnly(nn.Module):
         self.embedding_norm = make_norm(layer, d_model) if config.embedding_norm else None
         self.dropout = nn.Dropout(layer.dropout)
         self.position_bias = make_position_bias(config, bidirectional=False)
-        self.layers = nn.ModuleList([Block(layer) for _ in range(config.num_layers)])
+        self.layers = nn.ModuleList(
+            [Block(config.layer_at(index)) for index in range(config.num_layers)]
+        )
         self.norm = make_norm(layer, d_model) if config.final_norm else None
         self.output_proj = OutputProjection(d_model, config.vocab_size, bias=config.head_bias)
         if config.tied:
@@ -79,12 +81,17 @@ class DecoderOnly(nn.Module):
         index = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)[None]
         if segments is not None and positions is None:
             positions = segment_positions(segments)
-        allowed = create_causal_mask(index, index, self.config.layer.window, segments, segments)
-        allowed = allowed if mask is None else allowed & mask
+        masks = {
+            window: create_causal_mask(index, index, window, segments, segments)
+            for window in self.config.windows
+        }
+        if mask is not None:
+            masks = {window: allowed & mask for window, allowed in masks.items()}
         places = index if positions is None else positions
         bias = self.bias(places, places)
         x = self.embed(tokens, positions)
         for layer in self.layers:
+            allowed = masks[layer.config.window]
             x, _ = layer(x, self_mask=allowed, bias=bias, positions=positions)
         return x if self.norm is None else self.norm(x)
 
