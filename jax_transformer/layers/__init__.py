@@ -9,7 +9,7 @@ from jax_transformer.layers.block import (
     PreNormEncoderLayer,
 )
 from jax_transformer.layers.dropout import Dropout
-from jax_transformer.layers.feedforward import FeedForward
+from jax_transformer.layers.feedforward import FeedForward, GatedFeedForward, gated_width
 from jax_transformer.layers.linear import Embedding, Linear, OutputProjection
 from jax_transformer.layers.mask import (
     create_causal_mask,
@@ -20,11 +20,13 @@ from jax_transformer.layers.mask import (
     create_padding_mask,
     positions_from_padding_mask,
 )
-from jax_transformer.layers.normalization import LayerNorm
+from jax_transformer.layers.normalization import LayerNorm, RMSNorm
 from jax_transformer.layers.position import (
     LearnedPositionalEncoding,
     SinusoidalPositionalEncoding,
 )
+from jax_transformer.layers.position_bias import RelativePositionBias, alibi_bias, get_alibi_slopes
+from jax_transformer.layers.rotary import RotaryPositionalEncoding
 
 __all__ = [
     "Block",
@@ -33,6 +35,7 @@ __all__ = [
     "Embedding",
     "EncoderLayer",
     "FeedForward",
+    "GatedFeedForward",
     "LayerNorm",
     "LearnedPositionalEncoding",
     "Linear",
@@ -40,7 +43,11 @@ __all__ = [
     "OutputProjection",
     "PreNormDecoderLayer",
     "PreNormEncoderLayer",
+    "RMSNorm",
+    "RelativePositionBias",
+    "RotaryPositionalEncoding",
     "SinusoidalPositionalEncoding",
+    "alibi_bias",
     "create_causal_mask",
     "create_decoder_length_mask",
     "create_decoder_mask",
@@ -48,5 +55,7 @@ __all__ = [
     "create_look_ahead_mask",
     "create_padding_mask",
     "dot_product_attention",
+    "gated_width",
+    "get_alibi_slopes",
     "positions_from_padding_mask",
 ]

@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from jax_transformer.config import RotaryConfig, RotaryPairing
 from jax_transformer.errors import InputError
@@ -140,17 +140,15 @@ def reduced_angles(positions: Int[Array, "B T"], frequencies: np.ndarray) -> Flo
     turn the frequencies are multiplied in integers, which drop whole turns by themselves.
     """
     turns = [int(fraction * 2**64) % 2**64 for fraction in frequencies / (2 * math.pi)]
-    high, low = (np.array([word(turn) for turn in turns], np.uint32) for word in WORDS)
+    high = np.array([turn >> 32 for turn in turns], np.uint32)
+    low = np.array([turn & 0xFFFFFFFF for turn in turns], np.uint32)
     count = jnp.abs(positions)[..., None].astype(jnp.uint32)
     product = count * high + high_word(count, low)
     angles = product.astype(jnp.int32).astype(jnp.float32) * (math.pi * 2.0**-31)
     return angles * jnp.sign(positions)[..., None].astype(jnp.float32)
 
 
-WORDS = (lambda turn: turn >> 32, lambda turn: turn & 0xFFFFFFFF)
-
-
-def high_word(a: Int[Array, "..."], b: Int[Array, "..."]) -> Int[Array, "..."]:
+def high_word(a: UInt32[Array, "..."], b: np.ndarray) -> UInt32[Array, "..."]:
     """The upper 32 bits of the 64-bit product of two words, at most 2 too low."""
     a_high, a_low = a >> 16, a & 0xFFFF
     b_high, b_low = b >> 16, b & 0xFFFF
@@ -168,8 +166,9 @@ def apply_rotary(
     In float32 or wider, rounded once to the dtype of x; the features beyond stay as they are.
     """
     half = cos.shape[-1]
-    cos, sin = cos[:, :, None], sin[:, :, None]
-    wide = x[..., : 2 * half].astype(cos.dtype)
+    dtype = jnp.promote_types(cos.dtype, jnp.float32)
+    cos, sin = cos[:, :, None].astype(dtype), sin[:, :, None].astype(dtype)
+    wide = x[..., : 2 * half].astype(dtype)
     if pairing == "half":
         first, second = wide[..., :half], wide[..., half:]
     else:

@@ -49,6 +49,24 @@ CASES = declare(
         inputs={"x": normal(B, T, D)},
         place="output_proj",
     ),
+    Case(
+        name="linear without bias",
+        jax=linear.Linear,
+        torch=torch.nn.Linear,
+        arguments=(D, F),
+        options={"bias": False},
+        inputs={"x": normal(B, T, D)},
+        place="linear",
+    ),
+    Case(
+        name="output projection without bias",
+        jax=linear.OutputProjection,
+        torch=reference.OutputProjection,
+        arguments=(D, V),
+        options={"bias": False},
+        inputs={"x": normal(B, T, D)},
+        place="output_proj",
+    ),
 )
 
 
@@ -132,12 +150,22 @@ def test_what_thousands_of_tokens_give_one_parameter_is_summed_in_float32():
     np.testing.assert_array_equal(to_numpy(gradients.embedding[...]), [[0], [4096]])
 
 
+def test_without_bias_there_is_none():
+    module = fresh(lambda: linear.Linear(D, F, bias=False, rngs=nnx.Rngs(0)))
+    tied = fresh(lambda: linear.OutputProjection(D, V, tied=True, bias=False, rngs=nnx.Rngs(0)))
+    assert len(jax.tree.leaves(nnx.state(module))) == 1
+    assert len(jax.tree.leaves(nnx.state(tied))) == 0
+    x, table = jnp.asarray(normal(1, 3, D)), jnp.asarray(normal(V, D, seed=1))
+    np.testing.assert_allclose(tied(x, table), x @ table.T, atol=1e-5)
+
+
 @pytest.mark.parametrize("length", [1, T])
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_a_kernel_kept_transposed_gives_the_same_outputs(length, dtype):
+def test_a_kernel_kept_transposed_gives_the_same_outputs(length, bias, dtype):
     with jax.enable_x64(True):
         x = jnp.asarray(normal(B, length, D), dtype)
-        module = fresh(lambda: linear.Linear(D, F, rngs=nnx.Rngs(0)), dtype)
+        module = fresh(lambda: linear.Linear(D, F, bias=bias, rngs=nnx.Rngs(0)), dtype)
         expected = to_numpy(module(x))
         linear.transpose_kernels(module)
         found = module(x)

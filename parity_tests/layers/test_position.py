@@ -17,7 +17,7 @@ from parity_tests.harness import (
     declare,
     to_numpy,
 )
-from parity_tests.inputs import MAX_LEN, SOURCE_POSITIONS, B, D, S, normal
+from parity_tests.inputs import MAX_LEN, SOURCE_POSITIONS, B, D, S, normal, padding
 from torch_reference.layers import position as reference
 
 KINDS = ("SinusoidalPositionalEncoding", "LearnedPositionalEncoding")
@@ -34,7 +34,19 @@ CASES = declare(
         )
         for kind in KINDS
         for width, positions in ((D, SOURCE_POSITIONS), (5, SOURCE_POSITIONS), (1, None))
-    )
+    ),
+    *(
+        Case(
+            name=f"learned with offset 2, {'default' if positions is None else 'padded'} positions",
+            jax=position.LearnedPositionalEncoding,
+            torch=reference.LearnedPositionalEncoding,
+            arguments=(D, MAX_LEN, 0.1, 2),
+            inputs={"x": normal(B, S, D), "positions": positions},
+            place="pos_encoding",
+        )
+        # Padding reads the row before that of position 0.
+        for positions in (None, np.where(padding(S), SOURCE_POSITIONS, -1).astype(np.int32))
+    ),
 )
 
 
@@ -121,3 +133,24 @@ def test_both_share_their_rows_for_equal_positions():
     encoded = ours(jnp.zeros((2, 3, 4)), positions)
     np.testing.assert_array_equal(encoded[1, 1:], encoded[0, :2])
     np.testing.assert_array_equal(encoded[0], ours(jnp.zeros((1, 3, 4)))[0])
+
+
+def test_the_rows_of_an_offset_come_before_that_of_position_0():
+    ours = position.LearnedPositionalEncoding(4, 6, offset=2, rngs=nnx.Rngs(0))
+    theirs = reference.LearnedPositionalEncoding(4, 6, offset=2).eval()
+    table = np.arange(8 * 4, dtype=np.float32).reshape(8, 4)
+    ours.pos_embedding.embedding[...] = jnp.asarray(table)
+    with torch.no_grad():
+        theirs.pos_embedding.weight.copy_(torch.from_numpy(table))
+    positions = np.array([[-2, -1, 0, 1, 5]], np.int32)
+    expected = table[None, [0, 1, 2, 3, 7]]
+    found = ours(jnp.zeros((1, 5, 4)), jnp.asarray(positions))
+    np.testing.assert_array_equal(found, expected)
+    found = theirs(torch.zeros(1, 5, 4), torch.from_numpy(positions))
+    np.testing.assert_array_equal(found.detach(), expected)
+    np.testing.assert_array_equal(ours(jnp.zeros((1, 6, 4)))[0], table[2:])
+    np.testing.assert_array_equal(theirs(torch.zeros(1, 6, 4))[0].detach(), table[2:])
+    # As long as max_len, whatever comes before.
+    for module, x in ((ours, jnp.zeros((1, 7, 4))), (theirs, torch.zeros(1, 7, 4))):
+        with pytest.raises(InputError, match="7 tokens is longer than the position table of 6"):
+            module(x)

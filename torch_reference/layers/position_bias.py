@@ -17,7 +17,7 @@ def get_alibi_slopes(num_heads: int) -> Float[Tensor, " N"]:
     """
     power = 2 ** (num_heads.bit_length() - 1)
     slopes = 2.0 ** (-8.0 * torch.arange(1, power + 1).double() / power)
-    between = 2.0 ** (-4.0 * torch.arange(1, 2 * (num_heads - power), 2).double() / power)
+    between = 2.0 ** (-4.0 * torch.arange(num_heads - power).double().mul(2).add(1) / power)
     return torch.cat([slopes, between])
 
 

@@ -141,8 +141,9 @@ def apply_rotary(
     In float32 or wider, rounded once to the dtype of x; the features beyond stay as they are.
     """
     half = cos.shape[-1]
-    cos, sin = cos[:, :, None], sin[:, :, None]
-    wide = x[..., : 2 * half].to(cos.dtype)
+    dtype = torch.promote_types(cos.dtype, torch.float32)
+    cos, sin = cos[:, :, None].to(dtype), sin[:, :, None].to(dtype)
+    wide = x[..., : 2 * half].to(dtype)
     if pairing == "half":
         first, second = wide[..., :half], wide[..., half:]
     else:
