@@ -27,6 +27,7 @@ L, D, N, F, V, MAX_LEN = 2, 24, 6, 40, 31, 64
 B, T = 3, 9
 
 # A row at the last positions of a table, one padded on the right, one on the left.
+NAMES = ("logits", "prediction_logits", "last_hidden_state", "pooler_output")
 REAL = np.ones((B, T), bool)
 REAL[1, 6:] = REAL[2, :4] = False
 TOKENS = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)
@@ -152,6 +153,14 @@ LLAMAS = (
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
         },
+    ),
+    llama(
+        "dynamic scaling",
+        {},
+        {},
+        {"scaling": "dynamic", "factor": 2.0, "original_max_len": MAX_LEN},
+        scaling={"rope_type": "dynamic", "factor": 2.0},
+        last=3 * MAX_LEN,
     ),
     llama(
         "YaRN, gate of a sigmoid",
@@ -392,10 +401,16 @@ def make_ours(example, weights, reference_class, jax_class):
 
 
 def run_theirs(model, **inputs):
-    real = torch.from_numpy(REAL.astype(np.int64))
+    """The outputs of each row by itself, one behind the other: with the dynamic scaling theirs
+    depend on the longest row of a batch."""
+    inputs |= {"input_ids": TOKENS, "attention_mask": REAL}
     tensors = {name: torch.from_numpy(array).long() for name, array in inputs.items()}
     with torch.no_grad(), third_party.float64():
-        return model(torch.from_numpy(TOKENS).long(), attention_mask=real, **tensors)
+        rows = [
+            model(**{name: tensor[row : row + 1] for name, tensor in tensors.items()})
+            for row in range(B)
+        ]
+    return {name: torch.cat([row[name] for row in rows]) for name in NAMES if name in rows[0]}
 
 
 def assert_close(found, expected):
@@ -414,7 +429,7 @@ def test_logits_are_those_of_transformers(example):
         weights["output_proj.weight"] = weights["embedding.weight"]
     places = positions(example.last)
     given = {} if example.architecture is third_party.BLOOM else {"position_ids": places}
-    expected = run_theirs(theirs, use_cache=np.array(False), **given).logits
+    expected = run_theirs(theirs, **given)["logits"]
     assert 1 < expected.std() < 10
     models = make_ours(example, weights, reference_decoder.DecoderOnly, decoder_only.DecoderOnly)
     for run in models:
@@ -428,12 +443,12 @@ def test_hidden_states_pooled_rows_and_masked_tokens_are_those_of_bert():
     places = positions(BERT.last)
     inputs = {"token_type_ids": TYPES, "position_ids": places}
     expected = run_theirs(theirs.bert, **inputs)
-    logits = run_theirs(theirs, **inputs).prediction_logits
+    logits = run_theirs(theirs, **inputs)["prediction_logits"]
     assert 1 < logits.std() < 10
     models = make_ours(BERT, weights, reference_encoder.EncoderOnly, encoder_only.EncoderOnly)
     for run in models:
         found = run(TOKENS, REAL[:, None, None], TYPES, places)
-        assert_close(found.hidden, expected.last_hidden_state)
+        assert_close(found.hidden, expected["last_hidden_state"])
         # The left-padded row's first token is padding, and theirs is what it is.
-        assert_close(found.pooled[:2], expected.pooler_output[:2])
+        assert_close(found.pooled[:2], expected["pooler_output"][:2])
         assert_close(found.logits, logits)
