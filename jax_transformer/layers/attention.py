@@ -123,6 +123,8 @@ def fused_attention(
 ) -> Float[Array, "B T N H"]:
     """`jax.nn.dot_product_attention`, but zeros where it gives the mean of all values: for queries
     that may attend to nothing."""
+    if bias is not None:  # Widened so that its derivative adds up in float32.
+        bias = bias.astype(jnp.promote_types(query.dtype, jnp.float32))
     out = jax.nn.dot_product_attention(query, key, value, bias, mask, scale=scale)
     if mask is None:
         return out
@@ -150,6 +152,9 @@ def weighted_values(
     batch, heads, length, size = weights.shape
     if heads == value.shape[2]:
         return jnp.einsum("BNTS,BSNH->BTNH", weights, value)
+    if length == 1:  # A cache's own order of axes: XLA's for the other form is half as fast.
+        rows = weights.reshape(batch, value.shape[2], -1, size)
+        return jnp.matmul(rows, value.swapaxes(1, 2)).reshape(batch, 1, heads, -1)
     grouped = weights.reshape(batch, value.shape[2], -1, length, size)
     out = jnp.einsum("BKGTS,BSKH->BTKGH", grouped, value)
     return out.reshape(batch, length, heads, value.shape[-1])

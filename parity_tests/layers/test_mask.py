@@ -12,6 +12,8 @@ from parity_tests.inputs import SOURCE, SOURCE_MASK, TARGET
 from torch_reference.layers import mask as reference
 
 LENGTHS = np.array([5, 2, 0], np.int32)
+PLACES = np.array([[0, 1, 2, 3, 4], [0, 1, 0, 1, 2]], np.int32)
+DOCUMENTS = np.array([[1, 1, 1, 1, 1], [1, 1, 2, 2, 0]], np.int32)
 
 CASES = declare(
     *(
@@ -31,6 +33,19 @@ CASES = declare(
             ("create_length_mask", {"lengths": LENGTHS}, {"size": 5}),
             ("create_decoder_length_mask", {"lengths": LENGTHS}, {"size": 5}),
             ("positions_from_padding_mask", {"mask": SOURCE_MASK}, {}),
+            ("create_causal_mask", {"query_positions": PLACES[:, 3:], "key_positions": PLACES}, {}),
+            (
+                "create_causal_mask",
+                {
+                    "query_positions": PLACES,
+                    "key_positions": PLACES,
+                    "window": None,
+                    "query_segments": DOCUMENTS,
+                    "key_segments": DOCUMENTS,
+                    "key_valid": DOCUMENTS > 0,
+                },
+                {},
+            ),
         )
     )
 )
@@ -43,8 +58,10 @@ def test_both_frameworks_build_the_same_mask(case):
 
 def both(name, *arrays, **options):
     """The function's value, after a check that the frameworks agree on it and its dtype."""
-    ours = np.asarray(getattr(mask, name)(*map(jnp.asarray, arrays), **options))
-    theirs = getattr(reference, name)(*map(torch.as_tensor, arrays), **options).numpy()
+    ours = [array if array is None else jnp.asarray(array) for array in arrays]
+    ours = np.asarray(getattr(mask, name)(*ours, **options))
+    tensors = [array if array is None else torch.as_tensor(array) for array in arrays]
+    theirs = getattr(reference, name)(*tensors, **options).numpy()
     np.testing.assert_array_equal(ours, theirs)
     assert ours.dtype == theirs.dtype
     assert ours.shape == theirs.shape
@@ -100,6 +117,60 @@ def test_a_decoder_mask_of_lengths_is_the_two_at_once():
     ]
     masks = both("create_decoder_length_mask", lengths, size=3)
     np.testing.assert_array_equal(masks, [[table], [np.zeros((3, 3))]])
+
+
+def test_queries_that_follow_cached_keys_see_all_of_them():
+    # Aligned at the bottom right: jax.nn's own causal mask would show the first two keys.
+    mask = both("create_causal_mask", np.array([[3, 4]]), np.arange(5)[None])
+    np.testing.assert_array_equal(mask, [[[[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]]])
+
+
+def test_a_window_shows_the_last_keys_only_the_querys_own_among_them():
+    places = np.arange(4)[None]
+    table = [
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [0, 1, 1, 0],
+        [0, 0, 1, 1],
+    ]
+    np.testing.assert_array_equal(both("create_causal_mask", places, places, window=2), [[table]])
+    for size in (4, 9):
+        wide = both("create_causal_mask", places, places, window=size)
+        np.testing.assert_array_equal(wide, both("create_look_ahead_mask", size=4))
+
+
+def test_positions_and_not_places_say_who_comes_first():
+    # A rolling cache of 4 slots after 6 tokens; slots not written yet are at no position.
+    slots = np.array([[4, 5, 2, 3]])
+    mask = both("create_causal_mask", np.array([[5]]), slots, window=3)
+    np.testing.assert_array_equal(mask, [[[[1, 1, 0, 1]]]])
+    later = both("create_causal_mask", np.array([[5]]), np.array([[4, 5, 2**30, 2**30]]))
+    np.testing.assert_array_equal(later, [[[[1, 1, 0, 0]]]])
+
+
+def test_documents_packed_into_a_row_see_themselves_only():
+    segments = np.array([[7, 7, 9, 9, 9]])
+    table = [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 1, 1, 1],
+    ]
+    for places in ([[0, 1, 2, 3, 4]], [[0, 1, 0, 1, 2]]):
+        places = np.array(places)
+        mask = both("create_causal_mask", places, places, None, segments, segments)
+        np.testing.assert_array_equal(mask, [[table]])
+
+
+def test_keys_that_are_not_valid_are_hidden_on_either_side():
+    places = np.array([[0, 1, 2], [0, 0, 1], [0, 1, 2]])
+    valid = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 0]], bool)
+    right = [[1, 0, 0], [1, 1, 0], [1, 1, 0]]
+    # Padding on the left shares the first token's position, and sees it.
+    left = [[0, 1, 0], [0, 1, 0], [0, 1, 1]]
+    mask = both("create_causal_mask", places, places, None, None, None, valid)
+    np.testing.assert_array_equal(mask, [[right], [left], [np.zeros((3, 3))]])
 
 
 def test_positions_count_real_tokens_from_either_side():
