@@ -90,8 +90,8 @@ class DecoderOnly(nn.Module):
         places = index if positions is None else positions
         bias = self.bias(places, places)
         x = self.embed(tokens, positions)
-        for layer in self.layers:
-            allowed = masks[layer.config.window]
+        for index, layer in enumerate(self.layers):
+            allowed = masks[self.config.layer_at(index).window]
             x, _ = layer(x, self_mask=allowed, bias=bias, positions=positions)
         return x if self.norm is None else self.norm(x)
 
@@ -112,7 +112,8 @@ class DecoderOnly(nn.Module):
     ) -> Float[Tensor, "#B N T S"] | None:
         """What the positions add to the scores, in every layer the same."""
         if self.config.position == "alibi":
-            return alibi_bias(query_positions, key_positions, self.config.layer.num_heads)
+            wide = torch.promote_types(self.embedding.weight.dtype, torch.float32)
+            return alibi_bias(query_positions, key_positions, self.config.layer.num_heads, wide)
         if self.position_bias is not None:
             return self.position_bias(query_positions, key_positions)
         return None

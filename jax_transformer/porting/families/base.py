@@ -50,7 +50,8 @@ class Entry(Protocol):
 class Map:
     """`source` is our `target` (dotted; or several that are all the same), through `to` and `back`.
 
-    `default` is what the `transformers` class takes where the file lacks the field.
+    `default` is what the `transformers` class takes where the file lacks the field. Where that
+    lets a missing field be None, but not one that is there, `optional` leaves a None out.
     """
 
     source: str
@@ -58,6 +59,7 @@ class Map:
     default: Any = REQUIRED
     to: Callable[[Any], Any] = lambda value: value
     back: Callable[[Any], Any] = lambda value: value
+    optional: bool = False
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -70,7 +72,8 @@ class Map:
         return dict.fromkeys(self.targets, self.to(value))
 
     def write(self, config: Config) -> Values:
-        return {self.source: self.back(get(config, self.targets[0]))}
+        value = self.back(get(config, self.targets[0]))
+        return {} if value is None and self.optional else {self.source: value}
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -100,11 +103,13 @@ def choice(source: str, target: str, names: Mapping[Any, Any], default: Any = RE
 
 @dataclasses.dataclass(frozen=True)
 class Require:
-    """`source` must be `value` (or absent): anything else computes what is not built here."""
+    """`source` must be `value` (or absent, or one of `others`, which say the same): anything else
+    computes what is not built here."""
 
     source: str
     value: Any
     reason: str
+    others: tuple[Any, ...] = ()
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -112,7 +117,7 @@ class Require:
 
     def read(self, values: Values) -> Values:
         found = values.get(self.source, self.value)
-        if found != self.value:
+        if found != self.value and found not in self.others:
             raise InputError(f"{self.source}={found!r}: must be {self.value!r}, {self.reason}")
         return {}
 
@@ -151,7 +156,7 @@ COMMON = (
         ("use_cache", "return_dict", "output_attentions", "output_hidden_states", "problem_type",
          "id2label", "label2id", "is_encoder_decoder", "chunk_size_feed_forward", "is_decoder",
          "add_cross_attention", "task_specific_params", "use_return_dict", "_attn_implementation",
-         "attn_implementation", "finetuning_task"),
+         "attn_implementation", "finetuning_task", "cache_implementation"),
         "about how the model is run",
     ),
     Skip(("initializer_range", "initializer_factor", "init_std"), "about new weights"),
@@ -204,6 +209,8 @@ def read_config(family: Family, values: Values) -> Config:
 def from_settings(family: Family, settings: Values) -> Config:
     """Our config from dotted names; what they leave out has its default."""
     nested = nest(settings)
+    if "local_layer" in nested:  # It says only in what it differs.
+        nested["local_layer"] = nested["layer"] | nested["local_layer"]
     return from_dict(
         family.config,
         with_defaults(family.config, nested),
