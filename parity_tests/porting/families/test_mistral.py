@@ -1,0 +1,43 @@
+import pytest
+from transformers import MistralConfig, MistralForCausalLM
+
+from jax_transformer.porting.families.mistral import FAMILY
+from parity_tests.porting.families.harness import Example, check_same_function, check_way_back
+
+SIZES = {
+    "vocab_size": 31, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def example(name, **settings):
+    return Example(
+        name=name,
+        family=FAMILY,
+        build=MistralForCausalLM,
+        config=MistralConfig(**SIZES | settings),
+    )
+
+
+EXAMPLES = [
+    example("window", sliding_window=3),
+    example(
+        "no default left",
+        sliding_window=None,
+        head_dim=8,
+        rms_norm_eps=1e-3,
+        hidden_act="relu",
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    ),
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_logits_are_those_of_transformers(example):
+    check_same_function(example, last=63)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_the_way_back_is_exact(example):
+    check_way_back(example)
