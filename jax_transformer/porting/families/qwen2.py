@@ -1,0 +1,34 @@
+"""Qwen 2 and 2.5: Llama with biases of queries, keys and values, and windows in later blocks."""
+
+from jax_transformer.config import DecoderOnlyConfig
+from jax_transformer.porting.families.base import Family, Map, Require, choice
+from jax_transformer.porting.families.llama import ACTIVATIONS, FIXED, rules
+from jax_transformer.porting.families.rotary import Rope
+from jax_transformer.porting.families.windows import SwitchedWindows
+
+FIELDS = (
+    Map("vocab_size", "vocab_size", 151936),
+    Map("hidden_size", "layer.d_model", 4096),
+    Map("intermediate_size", "layer.d_ff", 22016),
+    Map("num_hidden_layers", "num_layers", 32),
+    Map("num_attention_heads", "layer.num_heads", 32),
+    Map("num_key_value_heads", "layer.num_kv_heads", 32),
+    Map("head_dim", "layer.head_dim", None, optional=True),
+    Map("max_position_embeddings", "max_len", 32768),
+    Map("rms_norm_eps", "layer.norm_epsilon", 1e-6),
+    Map("tie_word_embeddings", "tied", False),
+    choice("hidden_act", "layer.activation", ACTIVATIONS, "silu"),
+    SwitchedWindows(),
+    Rope(),
+    Require("attention_dropout", 0.0, "dropout of attention weights alone is not built here"),
+)
+
+FAMILY = Family(
+    name="qwen2",
+    model_types=("qwen2",),
+    architecture="Qwen2ForCausalLM",
+    config=DecoderOnlyConfig,
+    fields=FIELDS,
+    fixed=FIXED | {"layer.qkv_bias": True, "layer.out_bias": False, "layer.ffn_bias": False},
+    rules=rules,
+)
