@@ -53,8 +53,9 @@ class Move:
     """Of the targets."""
     dtype: np.dtype
 
-    def apply(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """The targets, from the arrays of the sources."""
+    def apply(self, arrays: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
+        """The targets, from the arrays of the sources; of an iterator none is kept for longer than
+        it is needed."""
         results = apply_all(self.operations, arrays)
         return dict(zip(self.targets, results, strict=True))
 
@@ -87,14 +88,15 @@ class Plan:
         }
 
     def names(self, target: str) -> Names:
-        """The target, and the names of its copies."""
-        return (target, *(name for name, of in self.copies.items() if of == target))
+        """The names of the copies of a target, and its own."""
+        return (*(name for name, of in self.copies.items() if of == target), target)
 
 
 def make_plan(
     rules: Table, source: Mapping[str, HasHeader], target: Mapping[str, Shape] | None
 ) -> Plan:
-    """The way of each source tensor to its target; the first rule that matches counts.
+    """The way of each source tensor to its target; the first rule that matches counts, of those
+    that give what is wanted.
 
     Prefixes that wrappers put before names (`unwrap`) are seen through.
 
@@ -118,7 +120,7 @@ def make_plan(
     for name in actual:
         if name in done:
             continue
-        rule, match = find_rule(rules, name)
+        rule, match = find_rule(rules, name, target)
         if isinstance(rule, Ignore):
             ignored[actual[name]] = rule.reason
         elif rule is None or match is None or not has_all(target, match[1]):
@@ -216,11 +218,11 @@ def run(plan: Plan, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         check_tied(name, tensors[name], of, tensors[of])
     converted = {}
     for move in plan.moves:
-        results = move.apply([np.asarray(tensors[name]) for name in move.sources])
+        results = move.apply(np.asarray(tensors[name]) for name in move.sources)
         for target, array in results.items():
-            first, *copies = plan.names(target)
-            converted[first] = array
-            converted.update({name: array.copy() for name in copies})
+            *copies, name = plan.names(target)
+            converted[name] = array
+            converted.update({copy: array.copy() for copy in copies})
     return converted
 
 
@@ -256,14 +258,20 @@ def stand_ins(rules: Table, actual: dict[str, str]) -> dict[str, str]:
     return tied
 
 
-def find_rule(rules: Table, name: str) -> tuple[Rule | Ignore | None, tuple[Names, Names] | None]:
-    """The first rule about `name`, and what it matches."""
+def find_rule(
+    rules: Table, name: str, target: Mapping[str, Shape] | None
+) -> tuple[Rule | Ignore | None, tuple[Names, Names] | None]:
+    """The first rule about `name` that gives what is wanted, and what it matches; where none does,
+    the first about it. (On the way back, several rules may name one tensor: spellings of it.)"""
+    unwanted: tuple[Rule | None, tuple[Names, Names] | None] = (None, None)
     for rule in rules:
         if isinstance(rule, Rule) and (match := rule.match(name)) is not None:
-            return rule, match
+            if has_all(target, match[1]):
+                return rule, match
+            unwanted = unwanted if unwanted[0] else (rule, match)
         if isinstance(rule, Ignore) and bind(rule.source, name) is not None:
-            return rule, None
-    return None, None
+            return (rule, None) if unwanted[0] is None else unwanted
+    return unwanted
 
 
 def reason_for(rules: Table, name: str) -> str | None:
@@ -368,7 +376,7 @@ def unwrap(
     names = list(names)
 
     def known(name: str) -> bool:
-        rule, match = find_rule(rules, name)
+        rule, match = find_rule(rules, name, target)
         return isinstance(rule, Ignore) or (match is not None and has_all(target, match[1]))
 
     best, most = names, -1

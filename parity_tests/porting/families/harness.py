@@ -84,6 +84,8 @@ def float64(build: Any) -> Iterator[None]:
         for module in (sys.modules[build.__module__], modeling_rope_utils):
             stack.enter_context(mock.patch.object(module, "torch", WideTorch()))
         stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float64)  # of quotients of whole numbers
         yield
 
 
