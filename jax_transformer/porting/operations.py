@@ -6,7 +6,7 @@ memory of a strided view. No operation touches a number but `AddConstant`, and n
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -64,7 +64,7 @@ def contiguous(array: np.ndarray) -> np.ndarray:
     return np.asarray(array, order="C")
 
 
-def apply_all(operations: Sequence[Operation], arrays: Sequence[np.ndarray]) -> Arrays:
+def apply_all(operations: Sequence[Operation], arrays: Iterable[np.ndarray]) -> Arrays:
     """The operations of a rule, in order."""
     arrays = tuple(arrays)
     for operation in operations:

@@ -1,0 +1,237 @@
+"""The project's own directories: runs of `train.py`, and ported models, which look like a run of
+which only the best model is left.
+
+config.json              settings; the model under "model"
+tokenizer.json           and other files that belong to it
+checkpoints/best/STEP/   {"params": ..., "buffers": ...}, written by orbax
+checkpoints/latest/STEP/ of a run that trains: the parameters among the rest of its state
+
+Tensors are read and written one by one through tensorstore, which orbax is made of (its layout: a
+zarr array for each leaf, in one OCDBT store).
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore as ts
+
+from jax_transformer.errors import InputError
+from jax_transformer.porting.formats.base import (
+    Checkpoint,
+    LazyTensor,
+    Writer,
+    read_json,
+    sync_directory,
+    write_json,
+)
+from jax_transformer.porting.formats.huggingface import copy_companions
+from jax_transformer.porting.plan import Header
+
+FORMAT = "orbax"
+
+CONFIG = "config.json"
+COMPANIONS = ("tokenizer.json",)
+BEST = Path("checkpoints", "best")
+LATEST = Path("checkpoints", "latest")
+PARTS = ("params", "buffers")
+
+BLOCK = 1 << 25
+"""Bytes of a chunk of an array: what is encoded at once."""
+
+
+def read(path: Path) -> Checkpoint:
+    """The best model of a run or of a ported directory; the latest of a run that has no best yet.
+
+    Raises:
+        InputError: no complete checkpoint, or one that cannot be read.
+    """
+    config = read_json(path / CONFIG)
+    step = best_step(path / BEST) or latest_step(path / LATEST)
+    if step is None:
+        raise InputError(f"{path} holds no complete checkpoint under {BEST} or {LATEST}")
+    tensors: dict[str, LazyTensor] = {}
+    rest: dict[str, LazyTensor] = {}
+    for (part, *names), tensor in leaves(step / "default"):
+        name = ".".join(names)
+        if part not in PARTS:
+            rest[".".join((part, *names))] = tensor
+        elif name in tensors:
+            raise InputError(f"{step}: {name} is both a parameter and a buffer")
+        else:
+            tensors[name] = tensor
+    return Checkpoint(
+        path=path,
+        format=FORMAT,
+        tensors=tensors,
+        config=config,
+        metadata={"step": step.name, "rest": rest},
+        companions=tuple(path / name for name in COMPANIONS if (path / name).is_file()),
+    )
+
+
+def steps(path: Path) -> list[Path]:
+    """The complete checkpoints in a directory, by number: orbax renames them when they are."""
+    if not path.is_dir():
+        return []
+    return sorted((p for p in path.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name))
+
+
+def latest_step(path: Path) -> Path | None:
+    """The newest checkpoint."""
+    return max(steps(path), key=lambda step: int(step.name), default=None)
+
+
+def best_step(path: Path) -> Path | None:
+    """The checkpoint with the highest score, the newer of two with the same."""
+
+    def score(step: Path) -> tuple[float, int]:
+        return read_json(step / "metrics" / "metrics").get("score", 0.0), int(step.name)
+
+    return max(steps(path), key=score, default=None)
+
+
+def leaves(path: Path) -> Iterator[tuple[tuple[str, ...], LazyTensor]]:
+    """Path and tensor of each leaf of an orbax checkpoint.
+
+    Raises:
+        InputError: it is damaged, or in a layout that is not known.
+    """
+    layout = read_json(path / "_METADATA")
+    if not layout.get("use_ocdbt") or layout.get("use_zarr3"):
+        raise InputError(f"{path} is not in the layout that train.py writes: OCDBT and zarr 2")
+    for entry in layout["tree_metadata"].values():
+        if not entry["value_metadata"]["skip_deserialize"]:
+            keys = tuple(str(key["key"]) for key in entry["key_metadata"])
+            yield keys, lazy(path, ".".join(keys))
+
+
+def lazy(path: Path, name: str) -> LazyTensor:
+    """The array of that name.
+
+    Raises:
+        InputError: it is not there.
+    """
+    store = open_array(path, name, {"open": True})
+    return LazyTensor(
+        tuple(store.shape),
+        np.dtype(store.dtype.numpy_dtype),
+        lambda: np.asarray(finished(path, store.read())),
+    )
+
+
+def open_array(path: Path, name: str, options: Mapping[str, Any]) -> Any:
+    """A zarr array of the store at `path`.
+
+    Raises:
+        InputError: it cannot be opened or made.
+    """
+    store = {"driver": "ocdbt", "base": f"file://{path.absolute()}/"}
+    spec = {"driver": "zarr", "kvstore": store, "path": name, "recheck_cached_data": "open"}
+    return finished(path, ts.open({**spec, **options}))
+
+
+def finished(path: Path, future: Any) -> Any:
+    """What tensorstore gives in the end.
+
+    Raises:
+        InputError: whatever goes wrong in it: the disk is full, files are missing or damaged.
+    """
+    try:
+        return future.result()
+    except (ValueError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{path}: tensors cannot be read or written here ({reason})") from None
+
+
+class FolderWriter(Writer):
+    """A ported directory.
+
+    Args:
+        path, headers: see `Writer`.
+        config: the content of `config.json`, the model under "model".
+        companions: files to copy beside it.
+        buffers: the tensors that are buffers; all others are parameters.
+
+    Raises:
+        InputError: what `Writer` raises.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        headers: Mapping[str, Header],
+        *,
+        config: Mapping[str, Any],
+        companions: Sequence[Path] = (),
+        buffers: Sequence[str] = (),
+    ):
+        super().__init__(path, headers)
+        self._config = config
+        self._companions = companions
+        self._parts = {name: PARTS[name in frozenset(buffers)] for name in headers}
+        self._arrays = self.partial / BEST / "0" / "default"
+
+    def open(self) -> None:
+        # Orbax writes what its version wants around the arrays; the arrays follow one by one.
+        tree: dict[str, Any] = {part: {} for part in PARTS}
+        for name, part in self._parts.items():
+            *parents, leaf = name.split(".")
+            node = tree[part]
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[leaf] = np.zeros((), np.int8)
+        logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+        options = ocp.CheckpointManagerOptions(
+            create=True, enable_async_checkpointing=False, best_fn=lambda metrics: metrics["score"]
+        )
+        handler = ocp.StandardCheckpointHandler()
+        folder = (self.partial / BEST).absolute()
+        try:
+            with ocp.CheckpointManager(folder, options=options, item_handlers=handler) as manager:
+                manager.save(0, args=ocp.args.StandardSave(tree), metrics={"score": 0.0})
+        except (ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise InputError(f"{self.path} cannot be written ({reason})") from error
+
+    def write(self, name: str, array: np.ndarray) -> None:
+        shape = [max(1, size) for size in array.shape]
+        rows = max(1, BLOCK * shape[0] // max(1, array.nbytes)) if shape else 1
+        layout = {
+            "shape": array.shape,
+            "dtype": zarr_dtype(array.dtype),
+            "chunks": [min(rows, size) for size in shape[:1]] + shape[1:],
+            "compressor": None,
+        }
+        store = open_array(
+            self._arrays,
+            f"{self._parts[name]}.{name}",
+            {
+                "create": True,
+                "delete_existing": True,
+                "store_data_equal_to_fill_value": True,
+                "metadata": layout,
+            },
+        )
+        if array.ndim == 0:
+            finished(self._arrays, store.write(array))
+            return
+        for first in range(0, len(array), rows):
+            last = min(first + rows, len(array))
+            finished(self._arrays, store[first:last].write(array[first:last]))
+
+    def finish(self) -> None:
+        write_json(self.partial / CONFIG, self._config)
+        copy_companions(self._companions, self.partial)
+        sync_directory(self.partial)
+
+    def release(self) -> None:
+        """Nothing is open between tensors."""
+
+
+def zarr_dtype(dtype: np.dtype) -> str:
+    """The name of a dtype in zarr."""
+    return dtype.str if dtype.kind in "biufc" and dtype.name != "bfloat16" else dtype.name
