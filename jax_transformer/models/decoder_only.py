@@ -2,6 +2,8 @@
 
 import math
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -115,7 +117,7 @@ class DecoderOnly(nnx.Module):
     def step(
         self,
         tokens: Int[Array, "B T"],
-        caches: list[KeyValueStore],
+        caches: Sequence[KeyValueStore],
         mask: Bool[Array, "#B 1 #T S"] | None,
         positions: Int[Array, "B T"],
         key_positions: Int[Array, "#B S"] | None = None,
@@ -162,7 +164,8 @@ class DecoderOnly(nnx.Module):
     ) -> Float[Array, "#B N T S"] | None:
         """What the positions add to the scores, in every layer the same."""
         if self.config.position == "alibi":
-            return alibi_bias(query_positions, key_positions, self.config.layer.num_heads)
+            wide = jnp.promote_types(self.embedding.embedding.dtype, jnp.float32)
+            return alibi_bias(query_positions, key_positions, self.config.layer.num_heads, wide)
         if self.position_bias is not None:
             return self.position_bias(query_positions, key_positions)
         return None

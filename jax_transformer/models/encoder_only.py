@@ -125,7 +125,8 @@ class EncoderOnly(nnx.Module):
     def bias(self, positions: Int[Array, "#B T"]) -> Float[Array, "#B N T T"] | None:
         """What the positions add to the scores, in every layer the same."""
         if self.config.position == "alibi":
-            return alibi_bias(positions, positions, self.config.layer.num_heads)
+            wide = jnp.promote_types(self.embedding.embedding.dtype, jnp.float32)
+            return alibi_bias(positions, positions, self.config.layer.num_heads, wide)
         if self.position_bias is not None:
             return self.position_bias(positions, positions)
         return None

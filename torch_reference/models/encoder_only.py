@@ -114,7 +114,8 @@ class EncoderOnly(nn.Module):
     def bias(self, positions: Int[Tensor, "#B T"]) -> Float[Tensor, "#B N T T"] | None:
         """What the positions add to the scores, in every layer the same."""
         if self.config.position == "alibi":
-            return alibi_bias(positions, positions, self.config.layer.num_heads)
+            wide = torch.promote_types(self.embedding.weight.dtype, torch.float32)
+            return alibi_bias(positions, positions, self.config.layer.num_heads, wide)
         if self.position_bias is not None:
             return self.position_bias(positions, positions)
         return None
