@@ -24,7 +24,8 @@ from jax_transformer.config import Architecture
 from jax_transformer.decoding import translate
 from jax_transformer.training import evaluate, loop
 from jax_transformer.training.checkpoint import CheckpointStore
-from jax_transformer.training.config import DataConfig, OptimizerConfig, TrainConfig, to_json
+from jax_transformer.training.config import DataConfig, TrainConfig
+from jax_transformer.training.settings import OptimizerConfig, to_json
 from jax_transformer.training.setup import Setup, prepare
 
 SOURCE_WORDS, TARGET_WORDS = "abcdefgh", "STUVWXYZ"

@@ -32,6 +32,17 @@ class Batch(NamedTuple):
     target_lengths: Int32[np.ndarray, " B"]
     """Tokens of each row of `decoder_input` and of `labels`; 0 where the row is empty."""
 
+    @staticmethod
+    def empty_row() -> dict[str, int]:
+        """What an empty row holds, field by field."""
+        return {
+            "source": PAD_ID,
+            "source_lengths": 0,
+            "decoder_input": PAD_ID,
+            "labels": IGNORED_LABEL,
+            "target_lengths": 0,
+        }
+
 
 class EvaluationBatch(NamedTuple):
     """A batch and where its rows come from: row i holds pair `rows[i]`; later rows are empty."""

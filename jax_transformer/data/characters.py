@@ -129,7 +129,7 @@ class CharacterTokenizer:
             return [self._ids[character] for character in text]
         except KeyError as error:
             raise InputError(
-                f"the character {ascii(error.args[0])} does not occur in the text that the "
+                f"the character {error.args[0]!a} does not occur in the text that the "
                 f"vocabulary was made from: leave it out, or train with bytes or bpe"
             ) from None
 

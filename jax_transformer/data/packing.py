@@ -25,6 +25,11 @@ class PackedBatch(NamedTuple):
     """1, 2, ...: which piece of the row a token belongs to; 0 on padding. A token sees those of
     its own number."""
 
+    @staticmethod
+    def empty_row() -> dict[str, int]:
+        """What an empty row holds, field by field."""
+        return {"tokens": PAD_ID, "labels": IGNORED_LABEL, "positions": 0, "segments": 0}
+
 
 class Pieces(NamedTuple):
     """Stretches of documents that are not cut any further: piece i holds the tokens `starts[i]`
@@ -103,7 +108,7 @@ class PackedBatches:
 
     def __len__(self) -> int:
         """Batches in an epoch, the same in every epoch."""
-        return -(-len(self._packer.packed) // self.rows)
+        return len(range(0, len(self._packer.packed), self.rows))
 
     @property
     def padding(self) -> float:

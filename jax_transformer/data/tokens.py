@@ -43,6 +43,7 @@ class TokenDocuments:
     def slice(self, document: int, start: int, end: int) -> Int[np.ndarray, " T"]:
         """Tokens `start` to `end` of a document."""
         first = int(self.starts[document])
+        end = min(end, int(self.ends[document]) - first)
         return np.asarray(self.ids[first + start : first + end], np.int32)
 
 

@@ -1,4 +1,4 @@
-"""How good the model is on sentences that it does not train on."""
+"""How good a translation model is on sentences that it does not train on."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,12 +11,14 @@ from flax import nnx
 
 from jax_transformer.config import EOS_ID, ModelConfig
 from jax_transformer.data.batches import EvaluationBatch, evaluation_batches
-from jax_transformer.data.text import ParallelText
 from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.text import ParallelText
 from jax_transformer.decoding.translate import Translator
 from jax_transformer.layers.mask import create_length_mask, create_look_ahead_mask
 from jax_transformer.models.parameters import Tree
+from jax_transformer.training.report import ATTENTION_FILE
 from jax_transformer.training.step import batch_loss
+from jax_transformer.training.task import Evaluation
 
 SAMPLES = 3
 
@@ -31,18 +33,7 @@ class Score:
     """sacreBLEU's: how it was computed."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """What is reported of one set of sentences."""
-
-    loss: float
-    """Nats per token, without label smoothing."""
-    score: Score
-    samples: list[dict[str, str]]
-    """`source`, `reference` and `hypothesis` of a few sentences, the same each time."""
-
-
-class Evaluator:
+class TranslationEvaluator:
     """Evaluates parameters on `text` with programs that are compiled once."""
 
     def __init__(
@@ -86,7 +77,25 @@ class Evaluator:
             )
         ]
         score = corpus_bleu(hypotheses, self.text.targets)
-        return Evaluation(loss=self.loss(params), score=score, samples=samples)
+        return Evaluation(
+            loss=self.loss(params),
+            score=score.bleu,
+            numbers={"bleu": score.bleu, "signature": score.signature},
+            samples=samples,
+        )
+
+    def files(self, params: Tree, evaluation: Evaluation) -> dict[str, Any]:
+        """The attention of the first sample's translation."""
+        sample = evaluation.samples[0]
+        if not sample["hypothesis"]:
+            return {}
+        weights = self.attention(params, sample["source"], sample["hypothesis"])
+        return {ATTENTION_FILE: weights}
+
+    def test(self, params: Tree) -> dict[str, float | str]:
+        """BLEU of greedy translations, with its signature."""
+        score = corpus_bleu(self.translate(params), self.text.targets)
+        return {"bleu": score.bleu, "signature": score.signature}
 
     def translate(self, params: Tree) -> list[str]:
         """Greedy translations of all sources."""

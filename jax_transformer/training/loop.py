@@ -1,7 +1,6 @@
 """The whole of a training run: data, model, steps, evaluations, checkpoints, report."""
 
 import json
-import shlex
 import signal
 import threading
 import time
@@ -12,23 +11,22 @@ from typing import Any
 
 import jax
 
-from jax_transformer.data.batches import Batch
 from jax_transformer.errors import InputError
 from jax_transformer.models.parameters import Tree
 from jax_transformer.training.checkpoint import CheckpointStore
-from jax_transformer.training.config import TrainConfig
-from jax_transformer.training.evaluate import Evaluation, corpus_bleu
 from jax_transformer.training.mesh import replicated, shard_rows
 from jax_transformer.training.metrics import MetricsWriter, replace_file
 from jax_transformer.training.progress import ProgressDisplay
 from jax_transformer.training.report import write_report
-from jax_transformer.training.run import load_best
+from jax_transformer.training.run import load_best, resume_command
+from jax_transformer.training.settings import RunConfig
 from jax_transformer.training.setup import Setup, checkpoint_tree, prepare
-from jax_transformer.training.step import StepMetrics, check_batch
+from jax_transformer.training.step import StepMetrics
+from jax_transformer.training.task import Evaluation
 from jax_transformer.training.window import LogWindow
 
 
-def train(config: TrainConfig) -> None:
+def train(config: RunConfig) -> None:
     """Train as `config` says, from the beginning or where the run stopped.
 
     Raises:
@@ -41,7 +39,7 @@ def train(config: TrainConfig) -> None:
             setup = prepare(config)
             print(setup.summary(), flush=True)
         path = setup.run.path
-        resume = f"go on with python train.py --resume {shlex.quote(str(path))}"
+        resume = f"go on with {resume_command(path, config.task)}"
         with keyboard_interrupt_says(f"stopped at once, without saving {path}: {resume}"):
             last_step = take_steps(setup)
         if last_step < config.steps:
@@ -70,7 +68,7 @@ def take_steps(setup: Setup) -> int:
     """
     run, config = setup.run, setup.config
     if config.resume is None:
-        run.create(setup.saved_config(), setup.tokenizer)
+        run.create(setup.saved_config(), setup.task.tokenizer)
         metrics = MetricsWriter(run.path)
     else:
         run.save_config(setup.saved_config())
@@ -88,22 +86,14 @@ def take_steps(setup: Setup) -> int:
 def finish(setup: Setup) -> None:
     """Score the best model on the test set, write the report and say how to use the run."""
     run = setup.run
-    print("\nTranslating the test sentences with the best model ...", flush=True)
+    print(f"\n{setup.task.testing}", flush=True)
     model = load_best(run.path, replicated(setup.mesh))
-    hypotheses = setup.test_evaluator.translate(model.params)
-    score = corpus_bleu(hypotheses, setup.corpus.test.targets)
+    numbers = setup.test_evaluator.test(model.params)
     with MetricsWriter.resume(run.path, setup.config.steps) as metrics:
-        metrics.write(setup.config.steps, kind="test", bleu=score.bleu, signature=score.signature)
+        metrics.write(setup.config.steps, kind="test", **numbers)
     report = write_report(run.path)
-    directory, sentence = shlex.quote(str(run.path)), shlex.quote(setup.corpus.test.sources[0])
-    print(
-        f"Test BLEU {score.bleu:.1f} on {len(setup.corpus.test)} sentences, greedy "
-        f"({score.signature})\n"
-        f"Run saved in {run.path}\n"
-        f"Report: {report}\n"
-        f"Translate your own sentence:\n\n"
-        f"    jax-transformer generate {directory} --text {sentence}\n"
-    )
+    result, use = setup.task.closing(run.path, numbers)
+    print(f"{result}\nRun saved in {run.path}\nReport: {report}\n{use}")
 
 
 class Trainer:
@@ -141,7 +131,7 @@ class Trainer:
                 self.step,
                 loss=self.window.loss,
                 learning_rate=learning_rate,
-                tokens=int(batch.target_lengths.sum()),
+                tokens=self.setup.task.tokens(batch),
             )
             if self._due(self.config.log_every):
                 self._log(learning_rate)
@@ -167,16 +157,16 @@ class Trainer:
     def _due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.config.steps
 
-    def _update(self, batch: Batch) -> StepMetrics:
+    def _update(self, batch: Any) -> StepMetrics:
         """One step; the first of each batch shape compiles, which the rates leave out."""
-        if batch.source.shape in self._compiled:
+        if batch[0].shape in self._compiled:
             return self._dispatch(batch)
-        self._compiled.add(batch.source.shape)
+        self._compiled.add(batch[0].shape)
         with self.display.paused("compiling", recurs=False):
             return self._dispatch(batch)
 
-    def _dispatch(self, batch: Batch) -> StepMetrics:
-        check_batch(batch, self.setup.model_config)
+    def _dispatch(self, batch: Any) -> StepMetrics:
+        self.setup.task.check(batch)
         on_mesh = shard_rows(self.setup.mesh, batch)
         self.state, step_metrics = self.setup.train_step(self.state, self.setup.buffers, on_mesh)
         return jax.device_get(step_metrics)
@@ -190,16 +180,12 @@ class Trainer:
             self._record(evaluation, params)
             best = self.best.best_score()
             # As good as before, but trained for longer: while BLEU is 0, and when it is not.
-            if best is None or evaluation.score.bleu >= best:
+            if best is None or evaluation.score >= best:
                 tree = {"params": params, "buffers": self.setup.buffers}
-                self.best.save(self.step, tree, score=evaluation.score.bleu)
+                self.best.save(self.step, tree, score=evaluation.score)
             write_report(self.setup.run.path)
         self.display.report_evaluation(
-            self.step,
-            evaluation.loss,
-            evaluation.score.bleu,
-            evaluation.score.signature,
-            evaluation.samples,
+            self.step, evaluation.loss, evaluation.numbers, evaluation.samples
         )
 
     def _record(self, evaluation: Evaluation, params: Tree) -> None:
@@ -207,16 +193,11 @@ class Trainer:
             self.step,
             kind="eval",
             loss=evaluation.loss,
-            bleu=evaluation.score.bleu,
-            signature=evaluation.score.signature,
+            **evaluation.numbers,
             samples=evaluation.samples,
         )
-        sample = evaluation.samples[0]
-        if sample["hypothesis"]:
-            attention = self.setup.valid_evaluator.attention(
-                params, sample["source"], sample["hypothesis"]
-            )
-            replace_file(self.setup.run.attention, json.dumps(attention).encode())
+        for name, content in self.setup.valid_evaluator.files(params, evaluation).items():
+            replace_file(self.setup.run.path / name, json.dumps(content).encode())
 
     def _save(self) -> None:
         tree = checkpoint_tree(self.state, self.window)

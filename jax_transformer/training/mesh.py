@@ -1,22 +1,12 @@
 """Where arrays live: batches split over all devices, parameters on each of them."""
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jax_transformer.config import IGNORED_LABEL, PAD_ID
-from jax_transformer.data.batches import Batch
-
 DATA_AXIS = "data"
-
-# What an empty row holds, field by field.
-EMPTY_ROW = {
-    "source": PAD_ID,
-    "source_lengths": 0,
-    "decoder_input": PAD_ID,
-    "labels": IGNORED_LABEL,
-    "target_lengths": 0,
-}
 
 
 def data_mesh(devices: list[jax.Device] | None = None) -> Mesh:
@@ -36,19 +26,21 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def shard_rows(mesh: Mesh, batch: Batch) -> Batch:
-    """Put a batch on the mesh, its rows split over the devices.
+def shard_rows(mesh: Mesh, batch: Any) -> Any:
+    """Put a batch (`data.batches.Batch`, `data.packing.PackedBatch`) on the mesh, its rows split
+    over the devices.
 
     Empty rows fill it up to a multiple of the devices. They come last and carry no loss, and
     dropout masks do not depend on them: the batch means the same on any number of devices.
     """
-    missing = -len(batch.source) % mesh.devices.size
+    empty = batch.empty_row()
+    missing = -len(batch[0]) % mesh.devices.size
     filled = {
         name: np.pad(
             field,
             [(0, missing)] + [(0, 0)] * (np.ndim(field) - 1),
-            constant_values=EMPTY_ROW[name],
+            constant_values=empty[name],
         )
         for name, field in batch._asdict().items()
     }
-    return jax.device_put(Batch(**filled), NamedSharding(mesh, PartitionSpec(DATA_AXIS)))
+    return jax.device_put(type(batch)(**filled), NamedSharding(mesh, PartitionSpec(DATA_AXIS)))

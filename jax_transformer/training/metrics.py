@@ -32,9 +32,10 @@ class MetricsWriter:
 
     - `train`: `loss` (nats per token), `learning_rate`, `gradient_norm`, `tokens_per_second`,
       `seconds` (since training started or was resumed);
-    - `eval`, on the held-out set: `loss` (nats per token), `bleu` with its `signature`, and
-      `samples`, a list of `{"source", "reference", "hypothesis"}`;
-    - `test`: `bleu` with its `signature`.
+    - `eval`, on the held-out set: `loss` (nats per token); of translation `bleu` with its
+      `signature` and `samples`, a list of `{"source", "reference", "hypothesis"}`; of a language
+      model `bits_per_byte` and `samples`, a list of `{"prompt", "continuation"}`;
+    - `test`: `bleu` with its `signature`, or `loss` and `bits_per_byte`.
 
     Numbers stay plain JSON numbers; those that JSON lacks are the strings "NaN", "Infinity" and
     "-Infinity", which `read_metrics` turns back.

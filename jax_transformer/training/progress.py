@@ -8,6 +8,7 @@ import unicodedata
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group, RenderableType
@@ -28,6 +29,31 @@ _SECONDS_BEFORE_ESTIMATE = 2.0
 
 # Where nothing can be redrawn, a line as often as this.
 PLAIN_LINE_SECONDS = 10.0
+
+
+class Score(NamedTuple):
+    """How a number of an evaluation is shown."""
+
+    label: str
+    digits: int
+    unit: str = ""
+    higher_is_better: bool = False
+
+
+SCORES = {
+    "bleu": Score("BLEU", 1, "0 to 100", True),
+    "bits_per_byte": Score("bits per byte", 3),
+}
+"""By their names in the metrics."""
+
+# The label and the style of each text of a sample.
+SAMPLE_LABELS = {
+    "source": ("source", "dim"),
+    "reference": ("reference", ""),
+    "hypothesis": ("model", "bold cyan"),
+    "prompt": ("prompt", "dim"),
+    "continuation": ("model", "bold cyan"),
+}
 
 _MAX_WIDTH = 120
 _MIN_BAR_WIDTH = 10
@@ -238,8 +264,7 @@ class ProgressDisplay:
         self,
         step: int,
         loss: float,
-        bleu: float,
-        signature: str,
+        numbers: Mapping[str, float | str],
         samples: Sequence[Mapping[str, str]],
     ) -> None:
         """Print an evaluation above the bar.
@@ -247,18 +272,21 @@ class ProgressDisplay:
         Args:
             step: updates done so far.
             loss: on the held-out set, nats per token.
-            bleu: on the held-out set, 0 to 100.
-            signature: sacreBLEU's, which says how it was computed.
-            samples: translations, each `{"source", "reference", "hypothesis"}`.
+            numbers: others on it by their names in the metrics, and a `signature` that says how
+                they were computed.
+            samples: texts, each `{"source", "reference", "hypothesis"}` of a translation or
+                `{"prompt", "continuation"}`.
         """
-        scores = Text.assemble(
-            ("held-out loss ", "dim"), (f"{loss:.3f}", "bold"),
-            ("  BLEU ", "dim"), (f"{bleu:.1f}", "bold green"),
-        )  # fmt: skip
+        scores = Text.assemble(("held-out loss ", "dim"), (f"{loss:.3f}", "bold"))
+        for name, value in numbers.items():
+            if name in SCORES:
+                scores.append(f"  {SCORES[name].label} ", "dim")
+                scores.append(f"{value:.{SCORES[name].digits}f}", "bold green")
+        signature = str(numbers.get("signature", ""))
         if self._live is not None:
             self._print(self._evaluation_block(step, scores, signature, samples))
             return
-        self._print(Text(f"step {step:,}  ") + scores + Text(f"  {signature}"))
+        self._print(Text(f"step {step:,}  ") + scores + Text(f"  {signature}".rstrip()))
         for label, text, _ in _rows(samples):
             self._print(Text(f"  {label:<9}  {self._printable(text)}"))
 
@@ -273,7 +301,8 @@ class ProgressDisplay:
             table.add_row(f"  {label}", Text(self._printable(_cut(text, longest)), style=style))
         rule = Rule(Text(f"step {step:,}", style="bold"), align="left", style="dim")
         fits = len(scores) + 2 + len(signature) <= self._width
-        scores = scores + Text(("  " if fits else "\n") + signature, style="dim")
+        if signature:
+            scores = scores + Text(("  " if fits else "\n") + signature, style="dim")
         return Constrain(Group(rule, scores, table), self._width)
 
     def _live_line(self) -> RenderableType:
@@ -351,9 +380,9 @@ def format_seconds(seconds: float) -> str:
 def _rows(samples: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, str, str]]:
     """Label, text and style of each line of the samples."""
     for sample in samples:
-        yield "source", sample["source"], "dim"
-        yield "reference", sample["reference"], ""
-        yield "model", sample["hypothesis"], "bold cyan"
+        for name, text in sample.items():
+            label, style = SAMPLE_LABELS[name]
+            yield label, text, style
 
 
 def _cut(text: str, cells: int) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from jax_transformer.errors import InputError
 from jax_transformer.training.metrics import read_metrics, replace_file
-from jax_transformer.training.progress import format_seconds
+from jax_transformer.training.progress import SAMPLE_LABELS, SCORES, format_seconds
 from jax_transformer.training.report_charts import Curve, heat_map, line_chart, smooth
 from jax_transformer.training.report_style import STYLE
 
@@ -20,7 +20,7 @@ REPORT_FILE = "report.html"
 CONFIG_FILE = "config.json"
 ATTENTION_FILE = "attention.json"
 
-# Rows in the table of one sentence's translations over the run.
+# Rows in the table of one sample over the run.
 _MAX_STAGES = 12
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -104,13 +104,19 @@ def _header(name: str, metrics: Sequence[Metrics]) -> str:
 def _tiles(metrics: Sequence[Metrics]) -> list[tuple[str, str, str]]:
     """The run in a few numbers: label, value, note."""
     tiles = []
-    steps, bleu = _series(metrics, "test", "bleu")
-    if bleu.size:
-        tiles.append(("Test BLEU", f"{bleu[-1]:.1f}", f"at step {steps[-1]:,.0f}"))
-    steps, bleu = _series(metrics, "eval", "bleu")
-    if bleu.size:
-        note = _note_of_best(steps, bleu, np.argmax(np.nan_to_num(bleu, nan=-1.0)), digits=1)
-        tiles.append(("Held-out BLEU", f"{bleu[-1]:.1f}", note))
+    for name, score in SCORES.items():
+        steps, values = _series(metrics, "test", name)
+        if values.size:
+            value = f"{values[-1]:.{score.digits}f}"
+            tiles.append((f"Test {score.label}", value, f"at step {steps[-1]:,.0f}"))
+        steps, values = _series(metrics, "eval", name)
+        if values.size:
+            if score.higher_is_better:
+                best = np.argmax(np.nan_to_num(values, nan=-1.0))
+            else:
+                best = np.argmin(np.nan_to_num(values, nan=math.inf))
+            note = _note_of_best(steps, values, best, digits=score.digits)
+            tiles.append((f"Held-out {score.label}", f"{values[-1]:.{score.digits}f}", note))
     steps, loss = _series(metrics, "eval", "loss")
     if loss.size:
         note = _note_of_best(steps, loss, np.argmin(np.nan_to_num(loss, nan=math.inf)), digits=3)
@@ -163,10 +169,17 @@ def _curves(metrics: Sequence[Metrics]) -> str:
     parts = ["<h2>Curves</h2>", _note_on_divergence(train_steps, train)]
     parts.append(line_chart("Loss", "nats per token", curves, digits=3))
     pair = []
-    steps, bleu = _series(metrics, "eval", "bleu")
-    if bleu.size:
-        curve = Curve(label="held-out", steps=steps, values=bleu, color="held-out", style="dots")
-        pair.append(line_chart("BLEU", "0 to 100", [curve], from_zero=True, digits=1))
+    for name, score in SCORES.items():
+        steps, values = _series(metrics, "eval", name)
+        if values.size:
+            curve = Curve(
+                label="held-out", steps=steps, values=values, color="held-out", style="dots"
+            )
+            from_zero = score.higher_is_better
+            title = score.label[0].upper() + score.label[1:]
+            pair.append(
+                line_chart(title, score.unit, [curve], from_zero=from_zero, digits=score.digits)
+            )
     steps, rate = _series(metrics, "train", "learning_rate")
     if rate.size:
         # Rates of 0.0001 and the like are read more easily with their power of ten taken out.
@@ -200,33 +213,38 @@ def _samples(metrics: Sequence[Metrics]) -> str:
     if not evaluations:
         return ""
     latest = evaluations[-1]
-    cards = "".join(
-        f"""<div class="card"><dl class="samples">
-<dt>source</dt><dd dir="auto">{_text(sample["source"])}</dd>
-<dt>reference</dt><dd dir="auto">{_text(sample["reference"])}</dd>
-<dt>model</dt><dd dir="auto" class="model">{_text(sample["hypothesis"])}</dd>
-</dl></div>"""
-        for sample in latest["samples"]
-    )
-    return f"""<h2>Sample translations <span class="quiet">at step {latest["step"]:,}</span></h2>
+    cards = "".join(f'<div class="card">{_sample(sample)}</div>' for sample in latest["samples"])
+    title = "Sample translations" if "source" in latest["samples"][0] else "Sample text"
+    return f"""<h2>{title} <span class="quiet">at step {latest["step"]:,}</span></h2>
 {cards}{_stages(evaluations)}"""
 
 
+def _sample(sample: Mapping[str, str]) -> str:
+    """The texts of a sample, each with what it is."""
+    rows = ""
+    for name, text in sample.items():
+        label, _ = SAMPLE_LABELS[name]
+        kind = f' class="{label} {name}"' if label == "model" else ""
+        rows += f'<dt>{label}</dt><dd dir="auto"{kind}>{_text(text)}</dd>\n'
+    return f'<dl class="samples">\n{rows}</dl>'
+
+
 def _stages(evaluations: Sequence[Metrics]) -> str:
-    """How the translation of the first sample came about."""
-    source = evaluations[-1]["samples"][0]["source"]
+    """What the model made of the first sample in the course of training."""
+    first, *_, written = evaluations[-1]["samples"][0]
+    given = evaluations[-1]["samples"][0][first]
     stages = [
-        (line["step"], sample["hypothesis"])
+        (line["step"], sample[written])
         for line in evaluations
         for sample in line["samples"]
-        if sample["source"] == source
+        if sample.get(first) == given
     ]
     if len(stages) < 2:
         return ""
     shown = np.unique(np.linspace(0, len(stages) - 1, _MAX_STAGES).round().astype(int))
     rows = "".join(
         f'<tr><th scope="row" class="number">{stages[i][0]:,}</th>'
-        f'<td dir="auto">{_text(stages[i][1])}</td></tr>'
+        f'<td dir="auto" class="{written}">{_text(stages[i][1])}</td></tr>'
         for i in shown
     )
     return f"""<details><summary>The first of them in the course of training</summary>
@@ -272,18 +290,24 @@ def _evaluations(metrics: Sequence[Metrics]) -> str:
     if not lines:
         return ""
     names = {"eval": "held-out", "test": "test"}
+    scores = {name: SCORES[name] for name in SCORES if any(name in line for line in lines)}
     rows = "".join(
         f'<tr><th scope="row" class="number">{line["step"]:,}</th><td>{names[line["kind"]]}</td>'
         f'<td class="number">{_number(line.get("loss"), 3)}</td>'
-        f'<td class="number">{_number(line.get("bleu"), 1)}</td></tr>'
+        + "".join(
+            f'<td class="number">{_number(line.get(name), score.digits)}</td>'
+            for name, score in scores.items()
+        )
+        + "</tr>"
         for line in lines
     )
     signatures = sorted({str(line["signature"]) for line in lines if "signature" in line})
     signed = "".join(f'<p class="quiet">BLEU: <code>{_text(x)}</code></p>' for x in signatures)
+    columns = "".join(f'<th scope="col" class="number">{x.label}</th>' for x in scores.values())
     return f"""<h2>Evaluations</h2>
 {signed}<details><summary>All evaluations as a table</summary>
 <table><thead><tr><th scope="col" class="number">step</th><th scope="col">set</th>
-<th scope="col" class="number">loss, nats per token</th><th scope="col" class="number">BLEU</th>
+<th scope="col" class="number">loss, nats per token</th>{columns}
 </tr></thead><tbody>{rows}</tbody></table></details>"""
 
 

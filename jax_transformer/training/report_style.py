@@ -77,6 +77,7 @@ figcaption { display: flex; flex-wrap: wrap; gap: 0.2rem 1.2rem; align-items: ba
 .samples dd { margin: 0; overflow-wrap: anywhere; }
 .samples + p { margin: 0.8rem 0; }
 .samples .model { font-weight: 600; }
+.continuation { white-space: pre-wrap; }
 
 @media (max-width: 480px) {
   .samples { grid-template-columns: 1fr; gap: 0; }

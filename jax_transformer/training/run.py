@@ -14,22 +14,22 @@ import functools
 import json
 import shlex
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
 
 from jax_transformer.config import DecoderOnlyConfig, ModelConfig, from_dict
 from jax_transformer.data.characters import TextTokenizer, load_tokenizer
+from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import InputError
 from jax_transformer.models.decoder_only import DecoderOnly
 from jax_transformer.models.encoder_decoder import Transformer
 from jax_transformer.models.parameters import Tree, split
 from jax_transformer.training.checkpoint import CheckpointStore
-from jax_transformer.training.config import read_json
 from jax_transformer.training.metrics import replace_file
+from jax_transformer.training.settings import TaskName, read_json
 
-TaskName = Literal["translation", "language"]
 AnyModelConfig = ModelConfig | DecoderOnlyConfig
 
 MODEL_CONFIGS: dict[TaskName, type[AnyModelConfig]] = {
@@ -46,7 +46,6 @@ class RunDirectory:
         self.path = path
         self.config = path / "config.json"
         self.tokenizer = path / "tokenizer.json"
-        self.attention = path / "attention.json"
         self.latest = path / "checkpoints" / "latest"
         self.best = path / "checkpoints" / "best"
 
@@ -124,14 +123,28 @@ class RunDirectory:
         config_class, values = MODEL_CONFIGS[self.load_task()], read_json(self.config)
         return from_dict(config_class, values.get("model"), place=f"{self.config}: model")
 
+    def check_digest(self, digest: str) -> None:
+        """Refuse to go on with other data.
+
+        Raises:
+            InputError: the run was started with other data.
+        """
+        if read_json(self.config).get("data") != {"sha256": digest}:
+            raise InputError(
+                f"--resume {self.path}: the training data are not those that the run was started "
+                f"with: restore the files, or start a new run"
+            )
+
     def load_tokenizer(self, model: AnyModelConfig) -> TextTokenizer:
         """The tokenizer of the run.
 
         Raises:
             InputError: as `load_tokenizer`; its vocabulary is not that of the model.
         """
-        tokenizer = load_tokenizer(self.tokenizer)
-        expected = model.vocab_size if isinstance(model, DecoderOnlyConfig) else model.src_vocab_size
+        if isinstance(model, DecoderOnlyConfig):
+            tokenizer, expected = load_tokenizer(self.tokenizer), model.vocab_size
+        else:
+            tokenizer, expected = Tokenizer.load(self.tokenizer), model.src_vocab_size
         if tokenizer.vocab_size != expected:
             raise InputError(
                 f"{self.tokenizer} has {tokenizer.vocab_size} tokens, but the model in "

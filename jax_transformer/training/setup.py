@@ -1,8 +1,6 @@
 """Everything that a training run needs, made and checked before anything is written."""
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,37 +11,39 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from jax_transformer.config import ModelConfig
-from jax_transformer.data import corpora
-from jax_transformer.data.batches import Batches
-from jax_transformer.data.corpora import Corpus
-from jax_transformer.data.text import read_parallel, read_tsv
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.config import DecoderOnlyConfig
 from jax_transformer.errors import InputError
 from jax_transformer.layers.stack import stack_layers, stack_template, unstack_layers
-from jax_transformer.models.encoder_decoder import Transformer
 from jax_transformer.models.parameters import Tree, split
 from jax_transformer.training.checkpoint import CheckpointStore
-from jax_transformer.training.config import (
-    DataConfig,
-    TrainConfig,
-    check_unchanged,
-    load_config,
-    read_json,
-    to_json,
-)
-from jax_transformer.training.evaluate import Evaluator
+from jax_transformer.training.config import TrainConfig
+from jax_transformer.training.language import LanguageTask
+from jax_transformer.training.language_config import LanguageConfig
 from jax_transformer.training.mesh import data_mesh, replicated
 from jax_transformer.training.metrics import read_metrics
 from jax_transformer.training.optimizer import adam
-from jax_transformer.training.run import RunDirectory, abstract_model, on_device
-from jax_transformer.training.schedule import noam_document_schedule, noam_schedule
+from jax_transformer.training.run import (
+    AnyModelConfig,
+    RunDirectory,
+    abstract_model,
+    make_model,
+    on_device,
+)
+from jax_transformer.training.schedule import (
+    cosine_schedule,
+    noam_document_schedule,
+    noam_schedule,
+    wsd_schedule,
+)
+from jax_transformer.training.settings import RunConfig, check_unchanged, load_settings, to_json
 from jax_transformer.training.step import (
     StepMetrics,
     TrainState,
     make_train_step,
     start_state,
 )
+from jax_transformer.training.task import Batches, Evaluator, Task
+from jax_transformer.training.translation import TranslationTask
 from jax_transformer.training.window import LogWindow
 
 DROPOUT_STREAM = 1
@@ -54,11 +54,9 @@ DROPOUT_STREAM = 1
 class Setup:
     """A run about to start, or to go on."""
 
-    config: TrainConfig
+    config: RunConfig
     run: RunDirectory
-    corpus: Corpus
-    tokenizer: Tokenizer
-    model_config: ModelConfig
+    task: Task
     batches: Batches
     valid_evaluator: Evaluator
     test_evaluator: Evaluator
@@ -84,30 +82,24 @@ class Setup:
     def saved_config(self) -> dict[str, Any]:
         """What `config.json` holds."""
         return {
-            "task": "translation",
+            "task": self.config.task,
             "training": to_json(self.config),
-            "model": self.model_config.to_dict(),
-            "data": {"sha256": digest(self.corpus)},
+            "model": self.task.model_config.to_dict(),
+            "data": {"sha256": self.task.digest()},
         }
 
     def summary(self) -> str:
         """What is about to happen, for the terminal."""
-        corpus = self.corpus
-        skipped = f" ({corpus.train.skipped:,} with a blank side left out)"
         devices = self.mesh.devices.size
         return (
-            f"{len(corpus.train):,} sentence pairs to train on"
-            f"{skipped if corpus.train.skipped else ''}, {len(corpus.valid):,} to validate, "
-            f"{len(corpus.test):,} to test\n"
-            f"{self.tokenizer.vocab_size:,} tokens in the vocabulary, "
-            f"{len(self.batches):,} batches an epoch\n"
+            f"{self.task.summary()}\n"
             f"{self.parameters:,} parameters on {devices} "
             f"{jax.devices()[0].platform.upper()} device{'s' if devices > 1 else ''}\n"
             f"Run directory: {self.run.path}"
         )
 
 
-def prepare(config: TrainConfig) -> Setup:
+def prepare(config: RunConfig) -> Setup:
     """Read the data, make the tokenizer, the model and the optimiser; restore a run to resume.
 
     Raises:
@@ -118,31 +110,20 @@ def prepare(config: TrainConfig) -> Setup:
     else:
         run = RunDirectory(config.resume)
         check_resumable(config, run)
-    corpus = load_corpus(config.data, config.seed)
-    tokenizer, model_config = load_or_make_model(config, run, corpus)
+    task = read_task(config, run)
     mesh = data_mesh()
-    batches = Batches(
-        tokenizer.encode_batch(corpus.train.sources, max_length=model_config.max_len),
-        tokenizer.encode_batch(corpus.train.targets, max_length=model_config.max_len),
-        tokens_per_batch=config.tokens_per_batch,
-        seed=config.seed,
-        vocab_size=tokenizer.vocab_size,
-        max_length=model_config.max_len,
-    )
-    canonical, params, _ = abstract_model(model_config)
-    schedule = make_schedule(config, model_config.d_model)
+    canonical, params, _ = abstract_model(task.model_config)
+    schedule = make_schedule(config, task.model_config)
     optimizer = adam(
         schedule,
         b1=config.optimizer.b1,
         b2=config.optimizer.b2,
         eps=config.optimizer.eps,
         max_norm=config.optimizer.max_norm,
+        weight_decay=config.optimizer.weight_decay,
     )
-    graphdef, state, buffers = start(config, model_config, optimizer, mesh)
-    evaluators = [
-        Evaluator(canonical, buffers, model_config, tokenizer, text)
-        for text in (corpus.valid, corpus.test)
-    ]
+    graphdef, state, buffers = start(config, task.model_config, optimizer, mesh)
+    valid_evaluator, test_evaluator = task.evaluators(canonical, buffers)
     window = LogWindow.empty()
     if config.resume is not None:
         state, window = restore(config, run, params, state, mesh)
@@ -150,6 +131,7 @@ def prepare(config: TrainConfig) -> Setup:
         graphdef,
         optimizer,
         label_smoothing=config.optimizer.label_smoothing,
+        loss=task.loss,
         dropout_key=jax.random.fold_in(jax.random.key(config.seed), DROPOUT_STREAM),
         compute_dtype=jnp.dtype(config.compute_dtype),
         average_decay=config.optimizer.average_decay,
@@ -157,12 +139,10 @@ def prepare(config: TrainConfig) -> Setup:
     return Setup(
         config=config,
         run=run,
-        corpus=corpus,
-        tokenizer=tokenizer,
-        model_config=model_config,
-        batches=batches,
-        valid_evaluator=evaluators[0],
-        test_evaluator=evaluators[1],
+        task=task,
+        batches=task.batches,
+        valid_evaluator=valid_evaluator,
+        test_evaluator=test_evaluator,
         mesh=mesh,
         schedule=schedule,
         train_step=train_step,
@@ -175,14 +155,14 @@ def prepare(config: TrainConfig) -> Setup:
     )
 
 
-def check_resumable(config: TrainConfig, run: RunDirectory) -> None:
+def check_resumable(config: RunConfig, run: RunDirectory) -> None:
     """Find out that a run cannot go on before anything is computed.
 
     Raises:
         InputError: no run, a setting that a resumed run cannot change, no checkpoint yet, or
             nothing left to do.
     """
-    check_unchanged(config, load_config(run.config))
+    check_unchanged(config, load_settings(type(config), run.config))
     with CheckpointStore(run.latest) as store:
         step = store.chosen_step()
     if step is None:
@@ -197,68 +177,39 @@ def check_resumable(config: TrainConfig, run: RunDirectory) -> None:
         )
 
 
-def load_or_make_model(
-    config: TrainConfig, run: RunDirectory, corpus: Corpus
-) -> tuple[Tokenizer, ModelConfig]:
-    """Tokenizer and model config: those of the run to resume, or new ones.
+def read_task(config: RunConfig, run: RunDirectory) -> Task:
+    """The task that the settings are of, its data read and checked.
 
     Raises:
-        InputError: the files of the run do not fit each other or the data.
+        InputError: data, or the files of a run to resume, that cannot be used.
     """
-    if config.resume is None:
-        text = [*corpus.train.sources, *corpus.train.targets]
-        tokenizer = Tokenizer.train(text, config.data.vocab_size)
-        model_config = ModelConfig(
-            **dataclasses.asdict(config.model),
-            src_vocab_size=tokenizer.vocab_size,
-            tgt_vocab_size=tokenizer.vocab_size,
-        )
-        return tokenizer, model_config
-    if read_json(run.config).get("data") != {"sha256": digest(corpus)}:
-        raise InputError(
-            f"--resume {run.path}: the training data are not those that the run was started "
-            f"with: restore the files, or start a new run"
-        )
-    model_config = run.load_model_config()
-    return run.load_tokenizer(model_config), model_config
+    if isinstance(config, LanguageConfig):
+        return LanguageTask.read(config, run)
+    assert isinstance(config, TrainConfig)
+    return TranslationTask.read(config, run)
 
 
-def digest(corpus: Corpus) -> str:
-    """A hash of all sentences, by which a resumed run knows its data again."""
-    parts = [(text.sources, text.targets) for text in (corpus.train, corpus.valid, corpus.test)]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def load_corpus(data: DataConfig, seed: int) -> Corpus:
-    """The user's files, split, or the embedded corpus.
-
-    Raises:
-        InputError: a file that cannot be used (see `data.text`).
-    """
-    if data.tsv is not None:
-        text = read_tsv(data.tsv)
-    elif data.source is not None and data.target is not None:
-        text = read_parallel(data.source, data.target)
-    else:
-        return corpora.load()
-    return corpora.split(text, valid=data.valid_size, test=data.test_size, seed=seed)
-
-
-def make_schedule(config: TrainConfig, d_model: int) -> optax.Schedule:
+def make_schedule(config: RunConfig, model: AnyModelConfig) -> optax.Schedule:
     """The schedule of that name."""
-    optimizer = config.optimizer
-    schedule = noam_schedule if optimizer.schedule == "noam" else noam_document_schedule
-    return schedule(d_model, optimizer.warmup_steps, optimizer.learning_rate_scale)
+    chosen, scale = config.optimizer, config.optimizer.learning_rate_scale
+    warmup, final, peak = chosen.warmup_steps, chosen.final_fraction, scale * chosen.learning_rate
+    if chosen.schedule == "cosine":
+        return cosine_schedule(peak, config.steps, warmup, final)
+    if chosen.schedule == "wsd":
+        return wsd_schedule(peak, config.steps, warmup, config.decay_steps, final)
+    d_model = model.layer.d_model if isinstance(model, DecoderOnlyConfig) else model.d_model
+    schedule = noam_schedule if chosen.schedule == "noam" else noam_document_schedule
+    return schedule(d_model, warmup, scale)
 
 
 def start(
-    config: TrainConfig,
-    model_config: ModelConfig,
+    config: RunConfig,
+    model_config: AnyModelConfig,
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
 ) -> tuple[nnx.GraphDef, TrainState, Tree]:
     """The model's structure as it is trained, the state before the first step, the buffers."""
-    model = Transformer.from_config(model_config, rngs=nnx.Rngs(config.seed))
+    model = make_model(model_config, rngs=nnx.Rngs(config.seed))
     graphdef, params, buffers = split(model)
     if config.stacked:
         params = stack_layers(params)
@@ -269,7 +220,7 @@ def start(
 
 
 def restore(
-    config: TrainConfig, run: RunDirectory, like: Tree, state: TrainState, mesh: Mesh
+    config: RunConfig, run: RunDirectory, like: Tree, state: TrainState, mesh: Mesh
 ) -> tuple[TrainState, LogWindow]:
     """What the run's newest checkpoint holds, the state in the layout of `state`.
 
@@ -283,7 +234,7 @@ def restore(
         values = store.restore(on_device(expected, replicated(mesh)))
     window = LogWindow(**jax.device_get(values.pop("window")))
     if config.stacked:
-        values = map_params(stack_layers, values)
+        values = map_params(stack_layers, values, like)
     return TrainState(**values), window
 
 
@@ -294,15 +245,15 @@ def checkpoint_tree(state: TrainState, window: LogWindow) -> Tree:
 
 def to_canonical(tree: Tree, like: Tree) -> Tree:
     """Undo `stack_layers` in everything of `tree` that is shaped like the parameters."""
-    return map_params(lambda part: unstack_layers(part, like), tree)
+    return map_params(lambda part: unstack_layers(part, like), tree, like)
 
 
-def map_params(function: Callable[[Tree], Tree], tree: Tree) -> Tree:
+def map_params(function: Callable[[Tree], Tree], tree: Tree, like: Tree) -> Tree:
     """Apply `function` to each part of a training state that is a tree of parameters or moments:
-    the nested dicts that hold an encoder."""
+    the nested dicts with the top level of `like`."""
 
     def is_params(node: object) -> bool:
-        return isinstance(node, dict) and "encoder" in node
+        return isinstance(node, dict) and node.keys() == like.keys()
 
     return jax.tree.map(
         lambda node: function(node) if is_params(node) else node, tree, is_leaf=is_params

@@ -8,14 +8,8 @@ from jax_transformer.arguments import flags
 from jax_transformer.cli import Generate, main
 from jax_transformer.config import from_dict
 from jax_transformer.errors import InputError
-from jax_transformer.training.config import (
-    PRESETS,
-    TrainConfig,
-    leaves,
-    load_config,
-    parse,
-    to_json,
-)
+from jax_transformer.training.config import PRESETS, TrainConfig, load_config, parse
+from jax_transformer.training.settings import leaves, to_json
 
 
 def with_change(values, name, value):

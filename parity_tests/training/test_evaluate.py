@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.data.text import ParallelText
-from jax_transformer.training.evaluate import Evaluator, corpus_bleu
+from jax_transformer.training.evaluate import TranslationEvaluator, corpus_bleu
 from jax_transformer.training.mesh import data_mesh, replicated
 from jax_transformer.training.run import load_best
 from parity_tests import tiny
@@ -22,7 +22,9 @@ def model():
 
 
 def evaluator(model, text, **options):
-    return Evaluator(model.graphdef, model.buffers, model.config, model.tokenizer, text, **options)
+    return TranslationEvaluator(
+        model.graphdef, model.buffers, model.config, model.tokenizer, text, **options
+    )
 
 
 def text_of(*lengths):
@@ -71,7 +73,10 @@ def test_samples_are_the_first_sentences_with_their_translations(model):
     assert [sample["reference"] for sample in evaluation.samples] == list(text.targets[:3])
     hypotheses = held.translate(model.params)
     assert [sample["hypothesis"] for sample in evaluation.samples] == hypotheses[:3]
-    assert evaluation.score == corpus_bleu(hypotheses, text.targets)
+    score = corpus_bleu(hypotheses, text.targets)
+    assert evaluation.score == score.bleu
+    assert evaluation.numbers == {"bleu": score.bleu, "signature": score.signature}
+    assert held.test(model.params) == evaluation.numbers
     assert evaluation.loss == held.loss(model.params)
 
 
@@ -98,6 +103,6 @@ def test_attention_of_other_sentences_compiles_nothing_new(model):
 
 def test_attention_survives_a_translation_that_is_longer_than_the_position_table(model):
     short = dataclasses.replace(model.config, max_len=8)
-    held = Evaluator(model.graphdef, model.buffers, short, model.tokenizer, text_of(3))
+    held = TranslationEvaluator(model.graphdef, model.buffers, short, model.tokenizer, text_of(3))
     attention = held.attention(model.params, "a b c", "S " * 50)
     assert len(attention["target_tokens"]) == len(attention["weights"]) == 7

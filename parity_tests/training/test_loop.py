@@ -158,7 +158,7 @@ def test_a_run_stopped_after_its_last_step_is_only_finished(tmp_path, uninterrup
 def test_what_is_restored_is_what_was_saved(tmp_path):
     settings = tiny.config(tmp_path, steps=3)
     setup = tiny.shared(prepare(settings))
-    setup.run.create(setup.saved_config(), setup.tokenizer)
+    setup.run.create(setup.saved_config(), setup.task.tokenizer)
     with (
         MetricsWriter(settings.out) as metrics,
         CheckpointStore(setup.run.latest, write=True) as latest,

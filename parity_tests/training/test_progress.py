@@ -180,7 +180,9 @@ def test_a_log_file_gets_whole_lines_without_escape_codes(clock: Clock) -> None:
             clock.now += 1.0
             display.update(step, loss=2.5, learning_rate=1e-3, tokens=100)
             if step == 50:
-                display.report_evaluation(step, 2.9, 14.23, SIGNATURE, [SAMPLE, long])
+                display.report_evaluation(
+                    step, 2.9, {"bleu": 14.23, "signature": SIGNATURE}, [SAMPLE, long]
+                )
     output = file.getvalue()
     assert "\x1b" not in output
     assert "\r" not in output
@@ -204,7 +206,7 @@ def test_quiet_prints_nothing_and_still_measures(clock: Clock) -> None:
             display.update(1, loss=2.5, learning_rate=1e-3, tokens=100)
             clock.now += 2.0
             display.update(2, loss=2.5, learning_rate=1e-3, tokens=100)
-            display.report_evaluation(1, 2.9, 14.2, SIGNATURE, [SAMPLE])
+            display.report_evaluation(1, 2.9, {"bleu": 14.2, "signature": SIGNATURE}, [SAMPLE])
             display.print("saved")
             assert display.tokens_per_second == pytest.approx(50.0)
         assert file.getvalue() == ""
@@ -229,7 +231,7 @@ def test_evaluations_stand_above_the_live_line(clock: Clock) -> None:
     long = {"source": "word " * 200, "reference": "[bold]x[/bold]", "hypothesis": ""}
     with ProgressDisplay(10, console=console, clock=clock) as display:
         display.update(5, loss=2.5, learning_rate=1e-3, tokens=100)
-        display.report_evaluation(5, 2.9, 14.23, SIGNATURE, [SAMPLE, long])
+        display.report_evaluation(5, 2.9, {"bleu": 14.23, "signature": SIGNATURE}, [SAMPLE, long])
     lines = _visible(file.getvalue())
     assert lines[0].startswith("step 5 ─")
     assert lines[1:6] == [
@@ -250,7 +252,7 @@ def test_texts_cannot_move_the_cursor(clock: Clock) -> None:
     hostile = {"source": "a\x1b[2Jb\rc\nd\x07", "reference": "x", "hypothesis": "y"}
     for file, console in (_log_file(), _terminal()):
         with ProgressDisplay(10, console=console, clock=clock) as display:
-            display.report_evaluation(5, 2.9, 14.23, SIGNATURE, [hostile])
+            display.report_evaluation(5, 2.9, {"bleu": 14.23, "signature": SIGNATURE}, [hostile])
         assert any("a [2Jb c d" in line for line in _visible(file.getvalue()))
         assert "\x1b[2J" not in file.getvalue()
 
@@ -264,7 +266,9 @@ def test_a_character_that_the_output_lacks_does_not_end_the_run(clock: Clock) ->
     ):
         with ProgressDisplay(10, console=console, clock=clock) as display:
             long = dict(SAMPLE, source="Ö " * 100)
-            display.report_evaluation(5, 2.9, 14.2, SIGNATURE, [SAMPLE, long])
+            display.report_evaluation(
+                5, 2.9, {"bleu": 14.2, "signature": SIGNATURE}, [SAMPLE, long]
+            )
     file.flush()
     assert b"?ffnen Sie es." in raw.getvalue()
 

@@ -1,0 +1,132 @@
+"""Translation as a task: sentence pairs, an encoder-decoder model, BLEU."""
+
+import dataclasses
+import hashlib
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flax import nnx
+
+from jax_transformer.config import ModelConfig
+from jax_transformer.data import corpora
+from jax_transformer.data.batches import Batches
+from jax_transformer.data.corpora import Corpus
+from jax_transformer.data.text import read_parallel, read_tsv
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.models.parameters import Tree
+from jax_transformer.training.config import DataConfig, TrainConfig
+from jax_transformer.training.evaluate import TranslationEvaluator
+from jax_transformer.training.loss import LossSum
+from jax_transformer.training.run import RunDirectory
+from jax_transformer.training.step import batch_loss, check_batch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TranslationTask:
+    """The `Task` of a `TrainConfig`."""
+
+    corpus: Corpus
+    tokenizer: Tokenizer
+    model_config: ModelConfig
+    batches: Batches
+
+    testing = "Translating the test sentences with the best model ..."
+
+    @classmethod
+    def read(cls, config: TrainConfig, run: RunDirectory) -> "TranslationTask":
+        """Read the data; make tokenizer and model config, or load those of the run to resume.
+
+        Raises:
+            InputError: data that cannot be used; files of a run that do not fit each other.
+        """
+        corpus = load_corpus(config.data, config.seed)
+        if config.resume is None:
+            text = [*corpus.train.sources, *corpus.train.targets]
+            tokenizer = Tokenizer.train(text, config.data.vocab_size)
+            model_config = ModelConfig(
+                **dataclasses.asdict(config.model),
+                src_vocab_size=tokenizer.vocab_size,
+                tgt_vocab_size=tokenizer.vocab_size,
+            )
+        else:
+            run.check_digest(digest(corpus))
+            model_config = run.load_model_config()
+            assert isinstance(model_config, ModelConfig)
+            tokenizer = run.load_tokenizer(model_config)
+            assert isinstance(tokenizer, Tokenizer)
+        batches = Batches(
+            tokenizer.encode_batch(corpus.train.sources, max_length=model_config.max_len),
+            tokenizer.encode_batch(corpus.train.targets, max_length=model_config.max_len),
+            tokens_per_batch=config.tokens_per_batch,
+            seed=config.seed,
+            vocab_size=tokenizer.vocab_size,
+            max_length=model_config.max_len,
+        )
+        return cls(corpus=corpus, tokenizer=tokenizer, model_config=model_config, batches=batches)
+
+    @property
+    def loss(self) -> Callable[..., LossSum]:
+        return batch_loss
+
+    def check(self, batch: Any) -> None:
+        check_batch(batch, self.model_config)
+
+    def tokens(self, batch: Any) -> int:
+        return int(batch.target_lengths.sum())
+
+    def digest(self) -> str:
+        return digest(self.corpus)
+
+    def summary(self) -> str:
+        corpus = self.corpus
+        skipped = f" ({corpus.train.skipped:,} with a blank side left out)"
+        return (
+            f"{len(corpus.train):,} sentence pairs to train on"
+            f"{skipped if corpus.train.skipped else ''}, {len(corpus.valid):,} to validate, "
+            f"{len(corpus.test):,} to test\n"
+            f"{self.tokenizer.vocab_size:,} tokens in the vocabulary, "
+            f"{len(self.batches):,} batches an epoch"
+        )
+
+    def evaluators(
+        self, graphdef: nnx.GraphDef, buffers: Tree
+    ) -> tuple[TranslationEvaluator, TranslationEvaluator]:
+        valid, test = (
+            TranslationEvaluator(graphdef, buffers, self.model_config, self.tokenizer, text)
+            for text in (self.corpus.valid, self.corpus.test)
+        )
+        return valid, test
+
+    def closing(self, path: Path, numbers: Mapping[str, float | str]) -> tuple[str, str]:
+        directory = shlex.quote(str(path))
+        sentence = shlex.quote(self.corpus.test.sources[0])
+        return (
+            f"Test BLEU {numbers['bleu']:.1f} on {len(self.corpus.test)} sentences, greedy "
+            f"({numbers['signature']})",
+            f"Translate your own sentence:\n\n"
+            f"    jax-transformer generate {directory} --text {sentence}\n",
+        )
+
+
+def digest(corpus: Corpus) -> str:
+    """A hash of all sentences."""
+    parts = [(text.sources, text.targets) for text in (corpus.train, corpus.valid, corpus.test)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def load_corpus(data: DataConfig, seed: int) -> Corpus:
+    """The user's files, split, or the embedded corpus.
+
+    Raises:
+        InputError: a file that cannot be used (see `data.text`).
+    """
+    if data.tsv is not None:
+        text = read_tsv(data.tsv)
+    elif data.source is not None and data.target is not None:
+        text = read_parallel(data.source, data.target)
+    else:
+        return corpora.load()
+    return corpora.split(text, valid=data.valid_size, test=data.test_size, seed=seed)
