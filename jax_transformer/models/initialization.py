@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Key
 
 from jax_transformer.layers.linear import Embedding, Linear, OutputProjection
 
@@ -33,20 +34,23 @@ def initialize_normal(
     The table `embedding` has a deviation of its own, and so have the projections that end a
     sublayer. Source: OpenAI's gpt-2 code.
     """
-    for path, module in nnx.iter_modules(model):
+    # One key for all: each that `rngs` gives is costly to trace.
+    key = rngs.params()
+    for index, (path, module) in enumerate(nnx.iter_modules(model)):
         name = path[-1] if path else ""
+        own_key = jax.random.fold_in(key, index)
         if isinstance(module, Embedding):
             std = embedding_std if path == ("embedding",) else STD
-            module.embedding = normal(module.embedding, std, rngs)
+            module.embedding = normal(module.embedding, std, own_key)
         elif isinstance(module, Linear | OutputProjection):
             if module.kernel is not None:
                 std = residual_std if name in RESIDUAL else STD
-                module.kernel = normal(module.kernel, std, rngs)
+                module.kernel = normal(module.kernel, std, own_key)
             if module.bias is not None:
                 module.bias = nnx.Param(jnp.zeros_like(module.bias[...]))
 
 
-def normal(like: nnx.Param, std: float, rngs: nnx.Rngs) -> nnx.Param:
+def normal(like: nnx.Param, std: float, key: Key[Array, ""]) -> nnx.Param:
     """N(0, std^2) in the shape and dtype of another parameter."""
     values = like[...]
-    return nnx.Param(std * jax.random.normal(rngs.params(), values.shape, values.dtype))
+    return nnx.Param(std * jax.random.normal(key, values.shape, values.dtype))
