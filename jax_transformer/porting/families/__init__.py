@@ -3,10 +3,28 @@
 from typing import Any
 
 from jax_transformer.errors import InputError
-from jax_transformer.porting.families import llama
+from jax_transformer.porting.families import (
+    bert,
+    bloom,
+    gpt2,
+    gpt_neox,
+    gptj,
+    llama,
+    mpt,
+    roberta,
+)
 from jax_transformer.porting.families.base import Family
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY,)
+FAMILIES: tuple[Family, ...] = (
+    llama.FAMILY,
+    gpt2.FAMILY,
+    gptj.FAMILY,
+    gpt_neox.FAMILY,
+    bloom.FAMILY,
+    mpt.FAMILY,
+    bert.FAMILY,
+    roberta.FAMILY,
+)
 
 
 def family_of(values: dict[str, Any], place: str) -> Family:
