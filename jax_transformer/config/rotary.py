@@ -1,6 +1,7 @@
 """Rotary positions: what a model's rotation is, in plain Python."""
 
 import dataclasses
+import math
 from typing import Literal
 
 from jax_transformer.config.checks import (
@@ -8,11 +9,12 @@ from jax_transformer.config.checks import (
     check_choice,
     check_optional_above_zero,
     check_optional_positive,
+    is_number,
 )
 from jax_transformer.errors import InputError
 
 RotaryPairing = Literal["adjacent", "half"]
-RotaryScaling = Literal["none", "linear", "dynamic", "llama3", "yarn"]
+RotaryScaling = Literal["none", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 # The settings that each scaling reads; any other must be at its default.
 READ: dict[str, tuple[str, ...]] = {
@@ -29,6 +31,13 @@ READ: dict[str, tuple[str, ...]] = {
         "mscale",
         "mscale_all_dim",
         "truncate",
+    ),
+    "longrope": (
+        "factor",
+        "original_max_len",
+        "attention_factor",
+        "short_factors",
+        "long_factors",
     ),
 }
 
@@ -50,11 +59,12 @@ class RotaryConfig:
     """Leading features R of each head that are rotated, an even number; None for all."""
     scaling: RotaryScaling = "none"
     """`linear`: every frequency / factor. `dynamic`: the base grows with the length (NTK).
-    `llama3`: long waves / factor, short ones as they are. `yarn`: Peng et al. 2023."""
+    `llama3`: long waves / factor, short ones as they are. `yarn`: Peng et al. 2023. `longrope`:
+    each frequency / a factor of its own, short sequences others than long (Ding et al. 2024)."""
     factor: float = 1.0
     """By how much the context is stretched."""
     original_max_len: int | None = None
-    """Length of the contexts of the training (`dynamic`, `llama3`, `yarn`)."""
+    """Length of the contexts of the training (all scalings but `linear`)."""
     low_freq_factor: float = 1.0
     """`llama3`: waves longer than original_max_len / low_freq_factor are stretched in full."""
     high_freq_factor: float = 4.0
@@ -64,7 +74,8 @@ class RotaryConfig:
     beta_slow: float = 1.0
     """`yarn`: pairs that turn less often than this in original_max_len are stretched in full."""
     attention_factor: float | None = None
-    """`yarn`: what cosines and sines are multiplied with; None: 0.1 ln(factor) + 1."""
+    """`yarn`, `longrope`: what cosines and sines are multiplied with; None: 0.1 ln(factor) + 1, or
+    sqrt(1 + ln(factor) / ln(original_max_len))."""
     mscale: float | None = None
     """`yarn`: with mscale_all_dim, the attention factor is the quotient of
     0.1 mscale ln(factor) + 1 and 0.1 mscale_all_dim ln(factor) + 1 (DeepSeek)."""
@@ -72,6 +83,10 @@ class RotaryConfig:
     """See `mscale`."""
     truncate: bool = True
     """`yarn`: round the borders between the bands of pairs to whole pairs."""
+    short_factors: tuple[float, ...] | None = None
+    """`longrope`: what the frequency of each pair is divided by, up to original_max_len."""
+    long_factors: tuple[float, ...] | None = None
+    """`longrope`: the same for sequences beyond it."""
 
     def __post_init__(self) -> None:
         check_choice(self, "pairing", RotaryPairing)
@@ -108,6 +123,8 @@ class RotaryConfig:
                 f"original_max_len=None with scaling={self.scaling!r}: give the length of the "
                 f"contexts that the model was trained on"
             )
+        if self.scaling == "longrope":
+            self.check_factors()
         if self.scaling == "dynamic" and self.factor < 1:
             raise InputError(f"factor={self.factor!r} with scaling='dynamic': must be at least 1")
         if self.low_freq_factor >= self.high_freq_factor:
@@ -120,3 +137,17 @@ class RotaryConfig:
                 f"beta_slow={self.beta_slow!r} is not below beta_fast={self.beta_fast!r}: "
                 f"the slow pairs turn less often"
             )
+
+    def check_factors(self) -> None:
+        """Raise InputError unless `longrope` has the factors of each pair."""
+        for name in ("short_factors", "long_factors"):
+            factors = getattr(self, name)
+            if not factors or not all(is_number(f) and 0 < f < math.inf for f in factors):
+                raise InputError(f"{name}={factors!r}: give a finite number above 0 for each pair")
+            if len(factors) != len(self.short_factors or ()):
+                raise InputError(
+                    f"{len(factors)} {name} and {len(self.short_factors or ())} short_factors: "
+                    f"each pair has one of both"
+                )
+        if self.original_max_len == 1:
+            raise InputError("original_max_len=1 with scaling='longrope': must be at least 2")

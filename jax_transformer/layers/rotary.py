@@ -1,6 +1,7 @@
 """Rotary positions: queries and keys turned by their positions, so that scores see differences."""
 
 import math
+from typing import cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from jax_transformer.config import RotaryConfig, RotaryPairing
 from jax_transformer.errors import InputError
+from jax_transformer.layers.fusion import materialize
 
 Frequencies = np.ndarray | Float[Array, "... R"]
 
@@ -26,7 +28,9 @@ def inverse_frequencies(
       lengths;
     - `llama3`: between that and that / factor, by how often it turns in original_max_len;
     - `yarn`: likewise, by the place of the pair between those that turn beta_fast and beta_slow
-      times (Peng et al. 2023); the one with an attention factor.
+      times (Peng et al. 2023); with an attention factor;
+    - `longrope`: that / the factor of the pair in long_factors where `length` is above
+      original_max_len, in short_factors elsewhere (Ding et al. 2024); with an attention factor.
 
     In float64, but for traced lengths. Raises:
         InputError: more features to rotate than a head has, or an odd number of them.
@@ -38,13 +42,15 @@ def inverse_frequencies(
     if config.scaling == "dynamic":
         return grown_base(config, plain, width, length), 1.0
     if config.scaling == "llama3":
-        turns = config.original_max_len * plain / (2 * math.pi)
+        turns = cast(int, config.original_max_len) * plain / (2 * math.pi)
         low, high = config.low_freq_factor, config.high_freq_factor
         kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return kept * plain + (1 - kept) * plain / config.factor, 1.0
     if config.scaling == "yarn":
         kept = 1.0 - yarn_ramp(config, width)
         return kept * plain + (1 - kept) * plain / config.factor, yarn_attention_factor(config)
+    if config.scaling == "longrope":
+        return longrope_frequencies(config, plain, length), longrope_attention_factor(config)
     return plain, 1.0
 
 
@@ -52,7 +58,8 @@ def rotated_width(config: RotaryConfig, head_dim: int) -> int:
     """The rotated features R of a head.
 
     Raises:
-        InputError: more than the head has, or an odd number of them; a base that cannot grow.
+        InputError: more than the head has, or an odd number of them; a base that cannot grow; not
+            as many factors as pairs.
     """
     width = head_dim if config.width is None else config.width
     if width > head_dim:
@@ -63,6 +70,9 @@ def rotated_width(config: RotaryConfig, head_dim: int) -> int:
         )
     if config.scaling == "dynamic" and width == 2:
         raise InputError("scaling='dynamic' with 2 rotated features: there is no base to grow")
+    factors = config.short_factors
+    if factors is not None and len(factors) != width // 2:
+        raise InputError(f"{len(factors)} short_factors: must be {width // 2}, one a pair")
     return width
 
 
@@ -70,7 +80,8 @@ def grown_base(
     config: RotaryConfig, plain: np.ndarray, width: int, length: int | Int[Array, "..."] | None
 ) -> Frequencies:
     """The frequencies of the `dynamic` scaling from the plain ones."""
-    original, powers = config.original_max_len, -np.arange(0, width, 2) / (width - 2)
+    original = cast(int, config.original_max_len)
+    powers = -np.arange(0, width, 2) / (width - 2)
     if length is None or isinstance(length, int):
         longest = max(length or 0, original)
         return plain * (config.factor * longest / original - (config.factor - 1)) ** powers
@@ -85,7 +96,7 @@ def yarn_ramp(config: RotaryConfig, width: int) -> np.ndarray:
 
     def place(turns: float) -> float:
         """The pair (a fraction of one, too) that turns so often in the original length."""
-        wave = config.original_max_len / (turns * 2 * math.pi)
+        wave = cast(int, config.original_max_len) / (turns * 2 * math.pi)
         return width * math.log(wave) / (2 * math.log(config.base))
 
     low, high = place(config.beta_fast), place(config.beta_slow)
@@ -109,6 +120,26 @@ def yarn_attention_factor(config: RotaryConfig) -> float:
     return 0.1 * log_factor + 1
 
 
+def longrope_frequencies(
+    config: RotaryConfig, plain: np.ndarray, length: int | Int[Array, "..."] | None
+) -> Frequencies:
+    """The frequencies of the `longrope` scaling from the plain ones."""
+    factors = (config.short_factors or (), config.long_factors or ())
+    short, long = (plain / np.asarray(each) for each in factors)
+    original = cast(int, config.original_max_len)
+    if length is None or isinstance(length, int):
+        return long if (length or 0) > original else short
+    return jnp.where((length > original)[..., None], long, short)
+
+
+def longrope_attention_factor(config: RotaryConfig) -> float:
+    """The given one, or `sqrt(1 + ln(factor) / ln(original_max_len))`."""
+    if config.attention_factor is not None:
+        return config.attention_factor
+    log_factor = max(math.log(config.factor), 0.0)
+    return math.sqrt(1 + log_factor / math.log(cast(int, config.original_max_len)))
+
+
 def rotary_tables(
     config: RotaryConfig,
     head_dim: int,
@@ -118,19 +149,39 @@ def rotary_tables(
     """Cosine and sine of the angle of each pair at each position, times the attention factor.
 
     In `dtype`, None for float32, as exact as that is at any position, and there is no last one. The
-    length of the `dynamic` scaling is each row's highest position + 1, so that a batch equals its
-    rows: a cache keeps the keys of shorter lengths as they were turned then.
+    length of `dynamic` and `longrope` is each row's highest position + 1, so that a batch equals
+    its rows: a cache keeps the keys of shorter lengths as they were turned then.
     """
     dtype = jnp.dtype(dtype or jnp.float32)
-    length = positions.max(axis=1) + 1 if config.scaling == "dynamic" else None
-    frequencies, attention_factor = inverse_frequencies(config, head_dim, length)
-    if not isinstance(frequencies, np.ndarray):
-        angles = positions[..., None].astype(dtype) * frequencies[:, None].astype(dtype)
-    elif dtype == jnp.float64:
-        angles = positions[..., None].astype(dtype) * jnp.asarray(frequencies)
+    length = positions.max(axis=1) + 1
+    if config.scaling == "longrope":
+        original = cast(int, config.original_max_len)
+        short, attention_factor = inverse_frequencies(config, head_dim, original)
+        long, _ = inverse_frequencies(config, head_dim, original + 1)
+        angles = jnp.where(
+            (length > original)[:, None, None],
+            make_angles(positions, long, dtype),
+            make_angles(positions, short, dtype),
+        )
     else:
-        angles = reduced_angles(positions, frequencies).astype(dtype)
-    return jnp.cos(angles) * attention_factor, jnp.sin(angles) * attention_factor
+        given = length if config.scaling == "dynamic" else None
+        frequencies, attention_factor = inverse_frequencies(config, head_dim, given)
+        angles = make_angles(positions, frequencies, dtype)
+    # In one array: XLA's CPU compiler would compute two again for each head and pair of features.
+    tables = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1) * attention_factor
+    cos, sin = jnp.split(materialize(tables), 2, axis=-1)
+    return cos, sin
+
+
+def make_angles(
+    positions: Int[Array, "B T"], frequencies: Frequencies, dtype: jnp.dtype
+) -> Float[Array, "B T R"]:
+    """`positions * frequencies`, or less whole turns."""
+    if not isinstance(frequencies, np.ndarray):
+        return positions[..., None].astype(dtype) * frequencies[:, None].astype(dtype)
+    if dtype == jnp.float64:
+        return positions[..., None].astype(dtype) * jnp.asarray(frequencies)
+    return reduced_angles(positions, frequencies).astype(dtype)
 
 
 def reduced_angles(positions: Int[Array, "B T"], frequencies: np.ndarray) -> Float[Array, "B T R"]:

@@ -36,7 +36,16 @@ SCALINGS = {
     "llama3": RotaryConfig(scaling="llama3", factor=8.0, original_max_len=64, base=500000.0),
     "yarn": RotaryConfig(scaling="yarn", factor=4.0, original_max_len=64),
 }
+LONGROPE = RotaryConfig(
+    scaling="longrope",
+    factor=16.0,
+    original_max_len=64,
+    short_factors=(1.0, 1.1, 1.5, 2.0),
+    long_factors=(1.0, 2.5, 8.0, 20.0),
+)
 CONFIGS = SCALINGS | {
+    "longrope, short": LONGROPE,
+    "longrope, long or short": dataclasses.replace(LONGROPE, original_max_len=4),
     "adjacent": RotaryConfig(pairing="adjacent"),
     "partial, adjacent": RotaryConfig(pairing="adjacent", width=4),
     "partial, half": RotaryConfig(width=6, base=1000.0),
@@ -149,7 +158,7 @@ def test_the_two_pairings_turn_different_features():
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("shift", [10, 4000])
 def test_scores_see_differences_of_positions_only(config, shift):
-    if config.scaling == "dynamic":
+    if config.scaling in ("dynamic", "longrope"):
         config = dataclasses.replace(config, original_max_len=8000)
     q, k = normal(H), normal(H, seed=1)
     scores = [
@@ -227,14 +236,18 @@ def theirs_of(config: RotaryConfig, head_dim: int, length: int | None) -> tuple[
     """The frequencies and the attention factor of `transformers` (in float32)."""
     parameters: dict[str, Any] = {"rope_type": config.scaling, "rope_theta": config.base}
     parameters["factor"] = config.factor
-    if config.scaling in ("llama3", "yarn"):
+    if config.scaling in ("llama3", "yarn", "longrope"):
         parameters["original_max_position_embeddings"] = config.original_max_len
     if config.scaling == "llama3":
         parameters["low_freq_factor"] = config.low_freq_factor
         parameters["high_freq_factor"] = config.high_freq_factor
+    if config.scaling == "longrope":
+        parameters["short_factor"] = list(config.short_factors)
+        parameters["long_factor"] = list(config.long_factors)
     if config.scaling == "yarn":
         for name in ("beta_fast", "beta_slow", "truncate"):
             parameters[name] = getattr(config, name)
+    if config.scaling in ("yarn", "longrope"):
         for name in ("attention_factor", "mscale", "mscale_all_dim"):
             if getattr(config, name) is not None:
                 parameters[name] = getattr(config, name)
@@ -252,6 +265,13 @@ def theirs_of(config: RotaryConfig, head_dim: int, length: int | None) -> tuple[
 
 
 YARN = {"scaling": "yarn", "original_max_len": 4096}
+LONG = {
+    "scaling": "longrope",
+    "original_max_len": 2048,
+    "width": 48,
+    "short_factors": tuple(np.linspace(1, 3, 24).tolist()),
+    "long_factors": tuple(np.linspace(1, 60, 24).tolist()),
+}
 PUBLISHED = [
     RotaryConfig(scaling="linear", factor=4.0),
     RotaryConfig(scaling="linear", factor=2.5, width=32),
@@ -266,6 +286,9 @@ PUBLISHED = [
     RotaryConfig(**YARN, factor=16.0, attention_factor=1.5, truncate=False),
     RotaryConfig(**YARN, factor=0.5, beta_fast=16.0, beta_slow=2.0, base=1e6),
     RotaryConfig(scaling="yarn", original_max_len=4, factor=2.0),
+    RotaryConfig(**LONG, factor=32.0),
+    RotaryConfig(**LONG, factor=0.5),
+    RotaryConfig(**LONG, factor=32.0, attention_factor=1.25),
 ]
 
 
@@ -273,7 +296,7 @@ LENGTHS = [None, 1, 100, 128, 129, 2048, 2049, 30000]
 AT_LENGTHS = [
     pytest.param(config, length, id=f"{config.scaling} {index} at {length}")
     for index, config in enumerate(PUBLISHED)
-    for length in (LENGTHS if config.scaling == "dynamic" else LENGTHS[:1])
+    for length in (LENGTHS if config.scaling in ("dynamic", "longrope") else LENGTHS[:1])
 ]
 
 
@@ -286,6 +309,35 @@ def test_scalings_are_those_of_transformers_at_any_length(config, length):
     np.testing.assert_allclose(ours, expected, rtol=2e-6)
     np.testing.assert_allclose(theirs, ours, rtol=1e-14)
     assert our_factor == their_factor == pytest.approx(factor, rel=1e-12)
+
+
+@pytest.mark.parametrize("length", [64, 65, 100000])
+def test_longrope_takes_the_long_factors_for_the_whole_row_beyond_the_original_length(length):
+    # Each row for itself, as exactly as without a scaling; frequencies of a traced length too.
+    positions = np.array([[3, length - 1], [63, 2]], np.int32)
+    expected = np.stack(
+        [
+            row[:, None] * (RotaryConfig().base ** (-np.arange(4) / 4) / factors)
+            for row, factors in zip(
+                positions,
+                (
+                    LONGROPE.long_factors if length > 64 else LONGROPE.short_factors,
+                    LONGROPE.short_factors,
+                ),
+                strict=True,
+            )
+        ]
+    )
+    factor = math.sqrt(1 + math.log(16) / math.log(64))
+    ours = jax.jit(lambda positions: rotary.rotary_tables(LONGROPE, H, positions))(positions)
+    theirs = reference.rotary_tables(LONGROPE, H, torch.from_numpy(positions))
+    for tables in (ours, theirs):
+        for table, function in zip(tables, (np.cos, np.sin), strict=True):
+            np.testing.assert_allclose(table, factor * function(expected), rtol=0, atol=4e-7)
+    lengths = positions.max(axis=1) + 1
+    traced, _ = jax.jit(lambda n: rotary.inverse_frequencies(LONGROPE, H, n))(lengths)
+    found, _ = reference.inverse_frequencies(LONGROPE, H, torch.from_numpy(lengths))
+    np.testing.assert_allclose(traced, found, rtol=1e-6)
 
 
 def test_llama3_divides_the_long_waves_alone():
@@ -308,7 +360,7 @@ STATIC = [config for config in [*SCALINGS.values(), *PUBLISHED] if config.scalin
 @pytest.mark.parametrize("position", [2047, 20000, 1000000, 2**31 - 2])
 def test_tables_in_float32_are_exact_at_any_position(config, position):
     positions = np.array([[position - 1, position]], np.int32)
-    frequencies, factor = rotary.inverse_frequencies(config, 64)
+    frequencies, factor = rotary.inverse_frequencies(config, 64, position + 1)
     angles = positions[..., None].astype(np.float64) * frequencies
     cos, sin = jax.jit(lambda p: rotary.rotary_tables(config, 64, p))(positions)
     theirs = reference.rotary_tables(config, 64, torch.from_numpy(positions))
@@ -444,6 +496,7 @@ def test_a_table_has_all_columns_and_no_end():
         (RotaryConfig(width=16), 8, "width=16 is more than the head's 8"),
         (RotaryConfig(), 7, "heads of 7 features"),
         (SCALINGS["dynamic"], 2, "no base to grow"),
+        (LONGROPE, 6, "4 short_factors: must be 3"),
     ],
 )
 def test_widths_that_a_head_has_not_are_refused(module, config, head_dim, message):
@@ -454,7 +507,7 @@ def test_widths_that_a_head_has_not_are_refused(module, config, head_dim, messag
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"scaling": "su"}, "scaling='su': must be one of none, linear, dynamic, llama3, yarn"),
+        ({"scaling": "su"}, "scaling='su': must be one of none, linear, dynamic, llama3"),
         ({"scaling": "default"}, "scaling='default': must be one of"),
         ({"pairing": "interleaved"}, "must be one of adjacent, half"),
         ({"base": 0.0}, "base=0.0"),
@@ -475,6 +528,30 @@ def test_widths_that_a_head_has_not_are_refused(module, config, head_dim, messag
             "low_freq_factor=4.0 is not below high_freq_factor=4.0",
         ),
         ({"scaling": "linear", "mscale": 1.0}, "mscale=1.0 with scaling='linear'"),
+        ({"short_factors": (1.0,)}, r"short_factors=\(1.0,\) with scaling='none'"),
+        ({"scaling": "longrope", "original_max_len": 8}, "short_factors=None: give a finite"),
+        (
+            {"scaling": "longrope", "original_max_len": 8, "short_factors": (1.0, -1.0)},
+            "give a finite number above 0",
+        ),
+        (
+            {
+                "scaling": "longrope",
+                "original_max_len": 8,
+                "short_factors": (1.0,),
+                "long_factors": (1.0, 2.0),
+            },
+            "2 long_factors and 1 short_factors",
+        ),
+        (
+            {
+                "scaling": "longrope",
+                "original_max_len": 1,
+                "short_factors": (1.0,),
+                "long_factors": (1.0,),
+            },
+            "must be at least 2",
+        ),
         (
             {"scaling": "yarn", "original_max_len": 8, "mscale": 1.0},
             "mscale=1.0 with mscale_all_dim=None",

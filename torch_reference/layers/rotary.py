@@ -1,6 +1,7 @@
 """Rotary positions: queries and keys turned by their positions, so that scores see differences."""
 
 import math
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +24,9 @@ def inverse_frequencies(
       lengths;
     - `llama3`: between that and that / factor, by how often it turns in original_max_len;
     - `yarn`: likewise, by the place of the pair between those that turn beta_fast and beta_slow
-      times (Peng et al. 2023); the one with an attention factor.
+      times (Peng et al. 2023); with an attention factor;
+    - `longrope`: that / the factor of the pair in long_factors where `length` is above
+      original_max_len, in short_factors elsewhere (Ding et al. 2024); with an attention factor.
 
     In float64. Raises:
         InputError: more features to rotate than a head has, or an odd number of them.
@@ -35,13 +38,15 @@ def inverse_frequencies(
     if config.scaling == "dynamic":
         return grown_base(config, plain, width, length), 1.0
     if config.scaling == "llama3":
-        turns = config.original_max_len * plain / (2 * math.pi)
+        turns = cast(int, config.original_max_len) * plain / (2 * math.pi)
         low, high = config.low_freq_factor, config.high_freq_factor
         kept = torch.clip((turns - low) / (high - low), 0.0, 1.0)
         return kept * plain + (1 - kept) * plain / config.factor, 1.0
     if config.scaling == "yarn":
         kept = 1.0 - yarn_ramp(config, width)
         return kept * plain + (1 - kept) * plain / config.factor, yarn_attention_factor(config)
+    if config.scaling == "longrope":
+        return longrope_frequencies(config, plain, length), longrope_attention_factor(config)
     return plain, 1.0
 
 
@@ -49,7 +54,8 @@ def rotated_width(config: RotaryConfig, head_dim: int) -> int:
     """The rotated features R of a head.
 
     Raises:
-        InputError: more than the head has, or an odd number of them; a base that cannot grow.
+        InputError: more than the head has, or an odd number of them; a base that cannot grow; not
+            as many factors as pairs.
     """
     width = head_dim if config.width is None else config.width
     if width > head_dim:
@@ -60,6 +66,9 @@ def rotated_width(config: RotaryConfig, head_dim: int) -> int:
         )
     if config.scaling == "dynamic" and width == 2:
         raise InputError("scaling='dynamic' with 2 rotated features: there is no base to grow")
+    factors = config.short_factors
+    if factors is not None and len(factors) != width // 2:
+        raise InputError(f"{len(factors)} short_factors: must be {width // 2}, one a pair")
     return width
 
 
@@ -67,7 +76,7 @@ def grown_base(
     config: RotaryConfig, plain: Tensor, width: int, length: int | Int[Tensor, "..."] | None
 ) -> Float[Tensor, "... R"]:
     """The frequencies of the `dynamic` scaling from the plain ones."""
-    original = config.original_max_len
+    original = cast(int, config.original_max_len)
     powers = -torch.arange(0, width, 2, dtype=torch.float64) / (width - 2)
     length = torch.as_tensor(original if length is None else length)
     beyond = (length - original).clamp(min=0)[..., None]
@@ -80,7 +89,7 @@ def yarn_ramp(config: RotaryConfig, width: int) -> Float[Tensor, " R"]:
 
     def place(turns: float) -> float:
         """The pair (a fraction of one, too) that turns so often in the original length."""
-        wave = config.original_max_len / (turns * 2 * math.pi)
+        wave = cast(int, config.original_max_len) / (turns * 2 * math.pi)
         return width * math.log(wave) / (2 * math.log(config.base))
 
     low, high = place(config.beta_fast), place(config.beta_slow)
@@ -104,6 +113,24 @@ def yarn_attention_factor(config: RotaryConfig) -> float:
     return 0.1 * log_factor + 1
 
 
+def longrope_frequencies(
+    config: RotaryConfig, plain: Tensor, length: int | Int[Tensor, "..."] | None
+) -> Float[Tensor, "... R"]:
+    """The frequencies of the `longrope` scaling from the plain ones."""
+    factors = (config.short_factors or (), config.long_factors or ())
+    short, long = (plain / torch.tensor(each, dtype=torch.float64) for each in factors)
+    length = torch.as_tensor(0 if length is None else length).cpu()
+    return torch.where((length > cast(int, config.original_max_len))[..., None], long, short)
+
+
+def longrope_attention_factor(config: RotaryConfig) -> float:
+    """The given one, or `sqrt(1 + ln(factor) / ln(original_max_len))`."""
+    if config.attention_factor is not None:
+        return config.attention_factor
+    log_factor = max(math.log(config.factor), 0.0)
+    return math.sqrt(1 + log_factor / math.log(cast(int, config.original_max_len)))
+
+
 def rotary_tables(
     config: RotaryConfig,
     head_dim: int,
@@ -113,21 +140,28 @@ def rotary_tables(
     """Cosine and sine of the angle of each pair at each position, times the attention factor.
 
     In `dtype`, None for float32, as exact as that is at any position, and there is no last one. The
-    length of the `dynamic` scaling is each row's highest position + 1, so that a batch equals its
-    rows: a cache keeps the keys of shorter lengths as they were turned then.
+    length of `dynamic` and `longrope` is each row's highest position + 1, so that a batch equals
+    its rows: a cache keeps the keys of shorter lengths as they were turned then.
     """
     dtype = dtype or torch.float32
-    length = positions.amax(dim=1) + 1 if config.scaling == "dynamic" else None
+    length = positions.amax(dim=1) + 1 if config.scaling in ("dynamic", "longrope") else None
     frequencies, attention_factor = inverse_frequencies(config, head_dim, length)
     frequencies = frequencies.to(positions.device)
-    if frequencies.dim() == 2:
+    angles = make_angles(positions, frequencies, torch.float64)
+    if config.scaling == "dynamic":
         # As exact as lengths that are known only when the program runs allow.
-        frequencies = frequencies.to(dtype)
-        angles = positions[..., None].to(dtype) * frequencies[:, None]
-    else:
-        angles = positions[..., None].double() * frequencies
+        angles = make_angles(positions, frequencies, dtype)
     cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
     return cos.to(dtype), sin.to(dtype)
+
+
+def make_angles(
+    positions: Int[Tensor, "B T"], frequencies: Float[Tensor, "... R"], dtype: torch.dtype
+) -> Float[Tensor, "B T R"]:
+    """`positions * frequencies`, those of all rows or of each."""
+    if frequencies.dim() == 2:
+        frequencies = frequencies[:, None]
+    return positions[..., None].to(dtype) * frequencies.to(dtype)
 
 
 def apply_rotary(
