@@ -13,6 +13,7 @@ TYPES = {
     "dynamic": "dynamic",
     "llama3": "llama3",
     "yarn": "yarn",
+    "longrope": "longrope",
 }
 SETTINGS = {
     "factor": "factor",
@@ -25,8 +26,10 @@ SETTINGS = {
     "mscale": "mscale",
     "mscale_all_dim": "mscale_all_dim",
     "truncate": "truncate",
+    "short_factor": "short_factors",
+    "long_factor": "long_factors",
 }
-NEEDS_LENGTH = ("dynamic", "yarn")
+NEEDS_LENGTH = ("dynamic", "yarn", "longrope")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +74,9 @@ class Rope:
         }
         if TYPES[kind] in NEEDS_LENGTH and settings.get("original_max_len") is None:
             settings["original_max_len"] = values.get(self.length)
+        if kind == "longrope" and settings.get("factor") is None:
+            length, original = values.get(self.length), settings["original_max_len"]
+            settings["factor"] = length / original if length and original else 1.0
         if TYPES[kind] == "none":
             settings = {"base": settings["base"], "scaling": "none"}
         return {f"{self.target}.{name}": value for name, value in settings.items()}
@@ -83,11 +89,13 @@ class Rope:
         for name, ours in SETTINGS.items():
             value = getattr(rotary, ours)
             if value != defaults[ours] or (ours == "factor" and rotary.scaling != "none"):
-                parameters[name] = value
+                parameters[name] = list(value) if isinstance(value, tuple) else value
         return {"rope_parameters": parameters}
 
 
 def as_ours(name: str, value: Any) -> Any:
-    """Files write 8 where 8.0 is meant; a length stays whole."""
+    """Files write 8 where 8.0 is meant; a length stays whole. A list is a tuple here."""
+    if isinstance(value, list):
+        return tuple(as_ours(name, each) for each in value)
     whole = isinstance(value, int) and not isinstance(value, bool)
     return float(value) if whole and name != "original_max_len" else value
