@@ -1,6 +1,8 @@
 """Decoding with trained models."""
 
+from jax_transformer.decoding.generate import Completion, TextGenerator
 from jax_transformer.decoding.greedy import greedy_decode
+from jax_transformer.decoding.sampling import make_strategy
 from jax_transformer.decoding.translate import Translator
 
-__all__ = ["Translator", "greedy_decode"]
+__all__ = ["Completion", "TextGenerator", "Translator", "greedy_decode", "make_strategy"]

@@ -6,7 +6,6 @@ returns is its final state.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +23,11 @@ class KeyValueCache:
     Keys and values are kept as projected but for their order in memory, `[B, N, S, H]`: what the
     products of attention read without a copy, one matrix a head. (XLA's CPU compiler transposes
     a cache in the order of `[B, S, N, H]` at each step, which is most of a step's attention.)
+    Between two compiled steps those of a single row are best kept `squeezed`.
     """
 
-    key: Float[Array, "B N S H"]
-    value: Float[Array, "B N S H"]
+    key: Float[Array, "*B N S H"]
+    value: Float[Array, "*B N S H"]
     length: Int[Array, ""]
 
     @classmethod
@@ -47,7 +47,7 @@ class KeyValueCache:
     @property
     def size(self) -> int:
         """The number of slots S."""
-        return self.key.shape[2]
+        return self.key.shape[-2]
 
     @property
     def next_slot(self) -> Int[Array, ""]:
@@ -62,19 +62,27 @@ class KeyValueCache:
         The caller keeps `length + T` within the slots: XLA would clamp the place of a write
         past the end and overwrite the last ones.
         """
-        write = functools.partial(
-            jax.lax.dynamic_update_slice_in_dim, start_index=self.length, axis=2
-        )
-        # Or XLA writes into a copy for one row: once for attention, once for the next step.
-        self.key, self.value = materialize(
-            (write(self.key, swap(key)), write(self.value, swap(value)))
-        )
+        self.key = write(self.key, swap(key), self.next_slot)
+        self.value = write(self.value, swap(value), self.next_slot)
         self.length = self.length + key.shape[1]
         return self.read()
 
     def read(self) -> tuple[Float[Array, "B S N H"], Float[Array, "B S N H"]]:
         """All slots."""
         return swap(self.key), swap(self.value)
+
+    def squeezed(self) -> "KeyValueCache":
+        """A cache of one row without the axis of rows: with it XLA's CPU compiler does not write
+        in place what a compiled step is given and returns, but copies all slots four times."""
+        if self.key.shape[0] != 1:
+            return self
+        return dataclasses.replace(self, key=self.key[0], value=self.value[0])
+
+    def unsqueezed(self) -> "KeyValueCache":
+        """The inverse of `squeezed`."""
+        if self.key.ndim == 4:
+            return self
+        return dataclasses.replace(self, key=self.key[None], value=self.value[None])
 
     def grow(self, size: int) -> "KeyValueCache":
         """The same with `size` slots."""
@@ -87,6 +95,15 @@ class KeyValueCache:
 def swap(heads: Float[Array, "B _ _ H"]) -> Float[Array, "B _ _ H"]:
     """`[B, S, N, H] <-> [B, N, S, H]`."""
     return heads.swapaxes(1, 2)
+
+
+def write(
+    slots: Float[Array, "B N S H"], new: Float[Array, "B N T H"], start: Int[Array, ""]
+) -> Float[Array, "B N S H"]:
+    """`slots` with `new` from slot `start` on, in place; of a single row see `squeezed`."""
+    if slots.shape[0] == 1:
+        return jax.lax.dynamic_update_slice_in_dim(slots[0], new[0], start, axis=1)[None]
+    return jax.lax.dynamic_update_slice_in_dim(slots, new, start, axis=2)
 
 
 @jax.tree_util.register_dataclass

@@ -223,6 +223,11 @@ class Sample:
 Strategy = Greedy | Sample
 
 
+def needs_seen(strategy: Strategy) -> bool:
+    """Whether a filter asks for the tokens seen so far."""
+    return any(isinstance(each, RepetitionPenalty) for each in strategy.filters)
+
+
 def filtered(
     logits: Float[Array, "B V"], filters: tuple[Filter, ...], seen: Bool[Array, "B V"] | None
 ) -> Float[Array, "B V"]:

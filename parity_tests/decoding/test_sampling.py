@@ -1,5 +1,7 @@
 """Each filter against that of `transformers`; draws against their probabilities."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -144,7 +146,7 @@ def test_tokens_as_likely_as_the_last_kept_one_are_kept(each):
         ({"seed": 2**32}, r"seed=4294967296: must be a whole number"),
     ],
 )
-def test_values_out_of_range_are_refused(options, message):
+def test_values_out_of_range_are_refused(options: dict[str, Any], message):
     with pytest.raises(InputError, match=f"^{message}"):
         make_strategy(**options)
 
@@ -152,7 +154,10 @@ def test_values_out_of_range_are_refused(options, message):
 def test_it_is_greedy_unless_a_setting_asks_for_a_draw():
     assert make_strategy() == Greedy()
     assert make_strategy(repetition_penalty=1.1) == Greedy(filters=(RepetitionPenalty(1.1),))
-    for options in ({"temperature": 1.0}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}):
+    drawn: list[dict[str, Any]] = [
+        {"temperature": 1.0}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}
+    ]  # fmt: skip
+    for options in drawn:
         assert isinstance(make_strategy(**options), Sample)
     assert make_strategy(seed=7) == Sample(seed=7)
     # A part of the compiled program.

@@ -1,0 +1,207 @@
+"""Text that follows prompts."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from jaxtyping import Int
+
+from jax_transformer.config import DecoderOnlyConfig
+from jax_transformer.decoding.program import Structure, prefill, step, transposed
+from jax_transformer.decoding.prompts import PromptBatch, check_prompts, prompt_batches
+from jax_transformer.decoding.sampling import NO_TOKEN, Greedy, Strategy
+from jax_transformer.decoding.text_stream import TextCodec, TextStream
+from jax_transformer.errors import InputError
+from jax_transformer.models.parameters import Tree
+
+GREEDY = Greedy()
+
+SLOT_MULTIPLE = 16
+"""Caches have a multiple of this number of slots."""
+
+
+class Completion(NamedTuple):
+    """What follows a prompt."""
+
+    text: str
+    """Without the stop string or the end token."""
+    tokens: list[int]
+    """All that were chosen: with the end token, and those of the stop string."""
+    reason: Literal["end", "stop", "length"]
+    """An end token, a stop string, or as many tokens as were allowed."""
+
+
+class Continuation:
+    """The tokens and the text that follow one prompt, as they come."""
+
+    def __init__(self, stream: TextStream, end_ids: tuple[int, ...]):
+        self.stream = stream
+        self.end_ids = end_ids
+        self.tokens: list[int] = []
+        self.over = False
+
+    def push(self, token: int) -> str:
+        """Add a token; the text that is certain with it. Nothing once it is over."""
+        if self.over:
+            return ""
+        self.tokens.append(token)
+        if token in self.end_ids:
+            self.over = True
+            return ""
+        piece = self.stream.push(token)
+        self.over = self.stream.stopped
+        return piece
+
+    def completion(self) -> Completion:
+        """The whole, once no token follows."""
+        self.stream.finish()
+        reason = "stop" if self.stream.stopped else "end" if self.over else "length"
+        return Completion(self.stream.text, self.tokens, reason)
+
+
+class TextGenerator:
+    """A trained language model and its tokenizer.
+
+    The steps are called from Python, so that text can be shown as it comes; each runs while the
+    caller looks at the tokens of the one before. Several rows are decoded with kernels in another
+    order, for which the parameters are kept a second time.
+
+    Args:
+        graphdef, params, buffers: the model, as `models.parameters.split` gives it.
+        config: of the model.
+        codec: text to tokens and back.
+        start_id: a token that is put before each prompt.
+        end_ids: the tokens that end a text.
+        rows_per_batch: the most prompts that are continued at the same time.
+    """
+
+    def __init__(
+        self,
+        graphdef: nnx.GraphDef,
+        params: Tree,
+        buffers: Tree,
+        config: DecoderOnlyConfig,
+        codec: TextCodec,
+        *,
+        start_id: int | None = None,
+        end_ids: Sequence[int] = (),
+        rows_per_batch: int = 16,
+    ):
+        self.model = Structure(graphdef), params, buffers
+        self.config = config
+        self.codec = codec
+        self.start_id = start_id
+        self.end_ids = tuple(end_ids)
+        self.rows_per_batch = rows_per_batch
+        self._transposed: tuple[Structure, Tree, Tree] | None = None
+
+    def __call__(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int,
+        strategy: Strategy = GREEDY,
+        stops: Sequence[str] = (),
+    ) -> list[Completion]:
+        """What follows each prompt: what would follow it alone.
+
+        Args:
+            prompts: one text each.
+            max_tokens: the most tokens of a continuation.
+            strategy: how tokens are chosen (`sampling.make_strategy`). The draws for prompt n
+                depend on the seed and on n.
+            stops: texts that end a continuation and are cut from it.
+
+        Raises:
+            InputError: a prompt without tokens, or one too long to be continued by `max_tokens`,
+                before anything runs; a model that gives NaN.
+        """
+        ids = self.encode(prompts, max_tokens)
+        results = [Continuation(TextStream(self.codec, row, stops), self.end_ids) for row in ids]
+        for batch in prompt_batches(ids, self.rows_per_batch):
+            rows = [results[place] for place in batch.rows[batch.lengths > 0]]
+            for tokens in self.tokens(batch, max_tokens, strategy):
+                for row, token in zip(rows, tokens, strict=False):
+                    row.push(int(token))
+                if all(row.over for row in rows):
+                    break
+        return [result.completion() for result in results]
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        max_tokens: int,
+        strategy: Strategy = GREEDY,
+        stops: Sequence[str] = (),
+    ) -> Iterator[str]:
+        """The text of `__call__` for one prompt, in pieces, each as soon as it is certain.
+
+        Raises:
+            InputError: as `__call__`; bad arguments before the first piece is asked for.
+        """
+        (ids,) = self.encode([prompt], max_tokens)
+        result = Continuation(TextStream(self.codec, ids, stops), self.end_ids)
+        (batch,) = prompt_batches([ids], 1)
+
+        def pieces() -> Iterator[str]:
+            for tokens in self.tokens(batch, max_tokens, strategy):
+                yield result.push(int(tokens[0]))
+                if result.over:
+                    break
+            yield result.stream.finish()
+
+        return filter(None, pieces())
+
+    def encode(self, prompts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        """The tokens of each prompt, checked.
+
+        Raises:
+            InputError: as `check_prompts`.
+        """
+        start = [] if self.start_id is None else [self.start_id]
+        ids = [start + list(self.codec.encode(prompt)) for prompt in prompts]
+        config = self.config
+        check_prompts(
+            ids, vocab_size=config.vocab_size, max_tokens=max_tokens, max_len=config.max_len
+        )
+        return ids
+
+    def tokens(
+        self, batch: PromptBatch, max_tokens: int, strategy: Strategy = GREEDY
+    ) -> Iterator[Int[np.ndarray, " B"]]:
+        """The next token of each row, then the next, until all rows have ended or have
+        `max_tokens`. A row that has ended gets padding.
+
+        Raises:
+            InputError: a row of which no token can be chosen.
+        """
+        height, width = batch.tokens.shape
+        # The last token chosen is not read any more.
+        slots = -(-(width + max_tokens - 1) // SLOT_MULTIPLE) * SLOT_MULTIPLE
+        options = {"strategy": strategy, "end_ids": self.end_ids}
+        state, chosen = prefill(*self.model, *batch, slots=slots, **options)
+        model = self.model if height == 1 else self.transposed_model()
+        for count in range(1, max_tokens + 1):
+            following = chosen
+            if count < max_tokens:
+                state, following = step(*model, state, **options)
+            # Waits for these alone: the step above goes on.
+            tokens, ended = jax.device_get(chosen)
+            for row in np.flatnonzero(tokens == NO_TOKEN):
+                raise InputError(
+                    f"prompt {batch.rows[row] + 1}: the model gives no number for what follows "
+                    f"after {count - 1} tokens: its parameters, or its logits, are NaN"
+                )
+            yield tokens
+            if ended.all():
+                return
+            chosen = following
+
+    def transposed_model(self) -> tuple[Structure, Tree, Tree]:
+        """The model for steps of several rows."""
+        if self._transposed is None:
+            self._transposed = transposed(*self.model)
+        return self._transposed
