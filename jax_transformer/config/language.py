@@ -183,6 +183,11 @@ class EncoderDecoderConfig:
             raise InputError(
                 "decoder.placement='parallel': not with attention to an encoder between the two"
             )
+        if self.decoder.window is not None:
+            raise InputError(
+                f"decoder.window={self.decoder.window}: an encoder-decoder has no sliding window, "
+                f"leave it None"
+            )
         if self.shared_embedding and self.src_vocab_size != self.tgt_vocab_size:
             raise InputError(
                 f"shared_embedding with src_vocab_size={self.src_vocab_size} and "
