@@ -68,9 +68,11 @@ EXCEPTIONS = {
     "jax training.step.language_loss(buffers)": "a model in parts",
     "torch training.step.language_loss(model)": "a model in one",
     "torch training.step.adam*": "training.optimizer in JAX, where clipping is a part of it",
+    "jax models.initialization.normal": "nn.init.normal_",
     # Methods.
-    "jax models.encoder_decoder.TransformerDecoder.step": "the reference decodes without a cache",
-    "torch models.encoder_decoder.Transformer.greedy_decode": "decoding.greedy in JAX",
+    "jax models.decoder_only.DecoderOnly.step": "the reference decodes without a cache",
+    "jax models.encoder_decoder.Decoder.step": "the reference decodes without a cache",
+    "torch models.encoder_decoder.EncoderDecoder.greedy_decode": "decoding.greedy in JAX",
     # Arguments.
     "jax *(rngs)": "PyTorch draws from a global generator",
     "jax *(dropout_key)": "PyTorch draws from a global generator",
@@ -84,13 +86,16 @@ EXCEPTIONS = {
     "torch layers.linear.OutputProjection.forward(input)": "the name of the class derived from",
     "jax layers.linear.OutputProjection.__init__(tied)": "PyTorch ties by assigning the weight",
     "jax layers.linear.OutputProjection.forward(table)": "PyTorch ties by assigning the weight",
-    "jax models.encoder_decoder.TransformerEncoder.forward(embedding)": "likewise",
+    "jax models.encoder_decoder.Encoder.forward(embedding)": "PyTorch ties by assigning the weight",
+    "jax models.half.Half.embed(embedding)": "PyTorch ties by assigning the weight",
+    "jax layers.attention.fused_obstacle(query)": "in JAX float64 has no fused form",
+    "jax models.encoder_only.TokenHead.forward(table)": "PyTorch ties by assigning the weight",
     "jax training.step.batch_loss(graphdef)": "a model in parts",
     "jax training.step.batch_loss(params)": "a model in parts",
     "jax training.step.batch_loss(buffers)": "a model in parts",
     "torch training.step.batch_loss(model)": "a model in one",
     # Defaults.
-    "both models.encoder_decoder.Transformer.forward(*_mask): default": (
+    "both models.encoder_decoder.EncoderDecoder.forward(*_mask): default": (
         "the document makes masks from token values; in JAX they are given"
     ),
 }
@@ -112,7 +117,20 @@ COVERED_ELSEWHERE = {
     "layers.rotary.half_from_adjacent": "compared as a table: test_rotary",
     "layers.rotary.adjacent_from_half": "compared as a table: test_rotary",
     "layers.rotary.permute_heads": "compared as a table: test_rotary",
-    "models.encoder_decoder.position_encoding_layer": "by the encoders and decoders it builds for",
+    "layers.attention.attention_scores": "by dot_product_attention, which multiplies with it",
+    "layers.attention.weighted_values": "by dot_product_attention, which sums with it",
+    "layers.attention.fused_attention": "by dot_product_attention with implementation='fused'",
+    "layers.attention.fused_obstacle": "raises or does nothing: test_attention",
+    "layers.block.document_config": "by the document's layers",
+    "layers.block.make_attention": "by the blocks that it builds for",
+    "models.half.Half": "by Encoder and Decoder",
+    "models.half.embedding_scale": "a number: test_half",
+    "models.half.position_bias_layer": "by Encoder and Decoder",
+    "models.half.position_encoding_layer": "by Encoder and Decoder",
+    "models.encoder_only.EncoderOutput": "what EncoderOnly returns",
+    "models.encoder_only.TokenHead": "by EncoderOnly, whose table it reads",
+    "models.initialization.initialize_normal": "draws random numbers: test_initialization",
+    "models.initialization.residual_std": "by the parameters drawn with it: test_initialization",
     "training.loss.LossSum": "what cross_entropy returns",
     "training.schedule.cosine_rate": "ten thousand rates: test_schedule",
     "training.schedule.wsd_rate": "ten thousand rates: test_schedule",
@@ -216,11 +234,14 @@ def test_no_exception_is_out_of_date():
 
 
 def test_fields_of_named_tuples_are_the_same():
+    from jax_transformer.models import EncoderOutput
     from jax_transformer.training import loss, step
+    from torch_reference.models import EncoderOutput as ReferenceEncoderOutput
     from torch_reference.training import loss as reference_loss
     from torch_reference.training import step as reference_step
 
     assert loss.LossSum._fields == reference_loss.LossSum._fields
+    assert EncoderOutput._fields == ReferenceEncoderOutput._fields
     assert step.StepMetrics._fields == reference_step.StepMetrics._fields
 
 
