@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from transformers import BertConfig, BertForMaskedLM, BertModel
@@ -16,11 +18,11 @@ from parity_tests.porting.families.harness import (
     tensors_of,
 )
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 31, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
     "num_attention_heads": 3, "max_position_embeddings": 64,
 }  # fmt: skip
-NO_DEFAULT_LEFT = {
+NO_DEFAULT_LEFT: dict[str, Any] = {
     "hidden_act": "gelu_new", "layer_norm_eps": 1e-3, "type_vocab_size": 5,
     "hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "classifier_dropout": 0.4,
 }  # fmt: skip

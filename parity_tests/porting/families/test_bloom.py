@@ -1,3 +1,4 @@
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -20,7 +21,7 @@ from parity_tests.porting.families.harness import (
     tensors_of,
 )
 
-SIZES = {"vocab_size": 31, "hidden_size": 24, "n_layer": 2, "n_head": 4}
+SIZES: dict[str, Any] = {"vocab_size": 31, "hidden_size": 24, "n_layer": 2, "n_head": 4}
 
 
 def example(name, **settings):
@@ -82,9 +83,9 @@ def test_the_published_config_is_read():
 
 
 def test_queries_keys_and_values_of_each_head_lie_together():
-    config = read_config(FAMILY, SIZES | {"hidden_size": 4, "n_head": 2, "n_layer": 1})
-    source = BloomForCausalLM(BloomConfig(**SIZES | {"hidden_size": 4, "n_head": 2, "n_layer": 1}))
-    tensors = tensors_of(source)
+    sizes: dict[str, Any] = SIZES | {"hidden_size": 4, "n_head": 2, "n_layer": 1}
+    config = read_config(FAMILY, sizes)
+    tensors = tensors_of(BloomForCausalLM(BloomConfig(**sizes)))
     fused = "transformer.h.0.self_attention.query_key_value"
     tensors[f"{fused}.bias"] = np.arange(12.0)
     tensors[f"{fused}.weight"] = np.repeat(np.arange(12.0)[:, None], 4, axis=1)

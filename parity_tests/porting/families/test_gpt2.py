@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -16,7 +18,13 @@ from parity_tests.porting.families.harness import (
     tensors_of,
 )
 
-SIZES = {"vocab_size": 31, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 64}
+SIZES: dict[str, Any] = {
+    "vocab_size": 31,
+    "n_embd": 24,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+}
 
 
 def example(name, **settings):

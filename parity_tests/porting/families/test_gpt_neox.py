@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from parity_tests.porting.families.harness import (
     tensors_of,
 )
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 31, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
     "num_attention_heads": 3, "max_position_embeddings": 64,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
@@ -76,7 +77,7 @@ def test_pythia_s_spelling_of_the_rotation_is_read():
     old = {name: value for name, value in new.items() if name != "rope_parameters"}
     old |= {"rotary_pct": 0.75, "rotary_emb_base": 500}
     new["rope_parameters"] |= {"partial_rotary_factor": 0.75, "rope_theta": 500.0}
-    config = read_config(FAMILY, old)
+    config: Any = read_config(FAMILY, old)
     assert config == read_config(FAMILY, new)
     assert (config.layer.rotary.width, config.layer.rotary.base) == (6, 500.0)
     assert GPTNeoXConfig(**old).rope_parameters == new["rope_parameters"]
@@ -87,7 +88,7 @@ def test_pythia_s_spelling_of_the_rotation_is_read():
 @pytest.mark.parametrize("head", range(2, 200, 6))
 def test_every_rotated_width_is_written_as_a_fraction_that_reads_the_same(head):
     whole = {"rope_parameters": {"partial_rotary_factor": 1.0}}
-    config = read_config(FAMILY, EXAMPLES[0].values | whole | {"hidden_size": 3 * head})
+    config: Any = read_config(FAMILY, EXAMPLES[0].values | whole | {"hidden_size": 3 * head})
     for width in range(2, head + 1, 2):
         rotary = dataclasses.replace(config.layer.rotary, width=width)
         layer = dataclasses.replace(config.layer, rotary=rotary)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from transformers import GPTJConfig, GPTJForCausalLM
@@ -15,7 +17,7 @@ from parity_tests.porting.families.harness import (
     tensors_of,
 )
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 31, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64, "rotary_dim": 4,
 }  # fmt: skip
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from transformers import MptConfig, MptForCausalLM
@@ -16,7 +18,13 @@ from parity_tests.porting.families.harness import (
     tensors_of,
 )
 
-SIZES = {"vocab_size": 31, "d_model": 24, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}
+SIZES: dict[str, Any] = {
+    "vocab_size": 31,
+    "d_model": 24,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_seq_len": 64,
+}
 
 
 def example(name, **settings):
@@ -92,7 +100,7 @@ def test_models_that_are_not_built_are_refused(field):
 
 
 def test_queries_keys_and_values_lie_in_thirds():
-    sizes = SIZES | {"d_model": 4, "n_heads": 2, "n_layers": 1}
+    sizes: dict[str, Any] = SIZES | {"d_model": 4, "n_heads": 2, "n_layers": 1}
     config = read_config(FAMILY, sizes)
     tensors = tensors_of(MptForCausalLM(MptConfig(**sizes)))
     tensors["transformer.blocks.0.attn.Wqkv.weight"] = np.repeat(np.arange(12.0)[:, None], 4, 1)
