@@ -205,7 +205,6 @@ class FileWriter(Writer):
 
     def open(self) -> None:
         self._file = io.FileIO(self.partial, "xb")
-        write_all(self._file, memoryview(self._start))
 
     def write(self, name: str, array: np.ndarray) -> None:
         assert self._file is not None
@@ -214,7 +213,10 @@ class FileWriter(Writer):
             write_all(self._file, chunk)
 
     def finish(self) -> None:
+        # The header last: without it nobody takes the file for one.
         assert self._file is not None
+        self._file.seek(0)
+        write_all(self._file, memoryview(self._start))
         os.fsync(self._file)
 
     def release(self) -> None:
@@ -238,20 +240,22 @@ def lay_out(
     Raises:
         InputError: a dtype that the format has not.
     """
+    unknown = [name for name in headers if headers[name].dtype not in NAMES]
+    if unknown:
+        dtype = headers[unknown[0]].dtype
+        raise InputError(f"{path}: safetensors has no dtype {dtype} (of {unknown[0]})")
     offsets: dict[str, int] = {}
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name in sorted(headers, key=lambda name: -headers[name].dtype.itemsize):
-        header = headers[name]
-        if header.dtype not in NAMES:
-            raise InputError(f"{path}: safetensors has no dtype {header.dtype} (of {name})")
+        offsets[name] = end
+        end += headers[name].nbytes
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    for name, header in headers.items():
         entries[name] = {
             "dtype": NAMES[header.dtype],
             "shape": list(header.shape),
-            "data_offsets": [end, end + header.nbytes],
+            "data_offsets": [offsets[name], offsets[name] + header.nbytes],
         }
-        offsets[name] = end
-        end += header.nbytes
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
