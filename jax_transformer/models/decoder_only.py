@@ -1,7 +1,5 @@
 """The causal language model: GPT-2, Llama, BLOOM or Gemma by configuration."""
 
-import math
-
 from collections.abc import Sequence
 
 import jax
@@ -9,19 +7,20 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_transformer.config import DecoderOnlyConfig, EncoderOnlyConfig
+from jax_transformer.config import DecoderOnlyConfig
 from jax_transformer.layers.attention import KeyValueStore
 from jax_transformer.layers.block import Block
 from jax_transformer.layers.dropout import Dropout, fold_keys
 from jax_transformer.layers.linear import Embedding, OutputProjection
 from jax_transformer.layers.mask import create_causal_mask
 from jax_transformer.layers.normalization import make_norm
-from jax_transformer.layers.position import (
-    LearnedPositionalEncoding,
-    SinusoidalPositionalEncoding,
-)
-from jax_transformer.layers.position_bias import RelativePositionBias, alibi_bias
+from jax_transformer.layers.position_bias import alibi_bias
 from jax_transformer.layers.stack import apply_layers
+from jax_transformer.models.half import (
+    embedding_scale,
+    position_bias_layer,
+    position_encoding_layer,
+)
 from jax_transformer.models.initialization import STD, initialize_normal, residual_std
 
 
@@ -40,11 +39,12 @@ class DecoderOnly(nnx.Module):
     def __init__(self, config: DecoderOnlyConfig, *, rngs: nnx.Rngs):
         layer, d_model = config.layer, config.layer.d_model
         self.config = config
+        self.scale = embedding_scale(config, d_model)
         self.embedding = Embedding(config.vocab_size, d_model, rngs=rngs)
-        self.pos_encoding = make_position_encoding(config, rngs=rngs)
+        self.pos_encoding = position_encoding_layer(config, d_model, rngs=rngs)
         self.embedding_norm = make_norm(layer, d_model) if config.embedding_norm else None
         self.dropout = Dropout(layer.dropout)
-        self.position_bias = make_position_bias(config, bidirectional=False, rngs=rngs)
+        self.position_bias = position_bias_layer(config, layer, rngs=rngs)
         self.layers = nnx.List(
             [Block(config.layer_at(index), rngs=rngs) for index in range(config.num_layers)]
         )
@@ -152,7 +152,7 @@ class DecoderOnly(nnx.Module):
         dropout_key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B T D"]:
         """What goes into the first layer."""
-        x = self.embedding(tokens) * embedding_factor(self.config)
+        x = self.embedding(tokens) * self.scale
         if self.pos_encoding is not None:
             x = self.pos_encoding(x, positions)
         if self.embedding_norm is not None:
@@ -177,40 +177,6 @@ class DecoderOnly(nnx.Module):
         logits = self.output_proj(hidden, table)
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
-
-
-def make_position_encoding(
-    config: DecoderOnlyConfig | EncoderOnlyConfig, *, rngs: nnx.Rngs
-) -> SinusoidalPositionalEncoding | LearnedPositionalEncoding | None:
-    """The layer that adds positions to the embeddings, without a dropout of its own."""
-    d_model, max_len = config.layer.d_model, config.max_len
-    if config.position == "sinusoidal":
-        return SinusoidalPositionalEncoding(d_model, max_len, 0.0)
-    if config.position == "learned":
-        return LearnedPositionalEncoding(d_model, max_len, 0.0, config.position_offset, rngs=rngs)
-    return None
-
-
-def make_position_bias(
-    config: DecoderOnlyConfig | EncoderOnlyConfig, *, bidirectional: bool, rngs: nnx.Rngs
-) -> RelativePositionBias | None:
-    """T5's trained bias. (ALiBi has no parameters.)"""
-    if config.position != "t5":
-        return None
-    return RelativePositionBias(
-        config.layer.num_heads,
-        config.relative_buckets,
-        config.relative_max_distance,
-        bidirectional,
-        rngs=rngs,
-    )
-
-
-def embedding_factor(config: DecoderOnlyConfig | EncoderOnlyConfig) -> float:
-    """What the embeddings are multiplied by."""
-    if config.embedding_scale is True:
-        return math.sqrt(config.layer.d_model)
-    return config.embedding_scale or 1.0
 
 
 def segment_positions(segments: Int[Array, "B T"]) -> Int[Array, "B T"]:

@@ -14,11 +14,11 @@ from jax_transformer.layers.linear import Embedding, Linear, OutputProjection
 from jax_transformer.layers.normalization import make_norm
 from jax_transformer.layers.position_bias import alibi_bias
 from jax_transformer.layers.stack import apply_layers
-from jax_transformer.models.decoder_only import (
-    embedding_factor,
-    make_position_bias,
-    make_position_encoding,
-    segment_positions,
+from jax_transformer.models.decoder_only import segment_positions
+from jax_transformer.models.half import (
+    embedding_scale,
+    position_bias_layer,
+    position_encoding_layer,
 )
 from jax_transformer.models.initialization import STD, initialize_normal
 
@@ -67,14 +67,15 @@ class EncoderOnly(nnx.Module):
     def __init__(self, config: EncoderOnlyConfig, *, rngs: nnx.Rngs):
         layer, d_model = config.layer, config.layer.d_model
         self.config = config
+        self.scale = embedding_scale(config, d_model)
         self.embedding = Embedding(config.vocab_size, d_model, rngs=rngs)
         self.token_type_embedding = (
             Embedding(config.token_types, d_model, rngs=rngs) if config.token_types else None
         )
-        self.pos_encoding = make_position_encoding(config, rngs=rngs)
+        self.pos_encoding = position_encoding_layer(config, d_model, rngs=rngs)
         self.embedding_norm = make_norm(layer, d_model) if config.embedding_norm else None
         self.dropout = Dropout(layer.dropout)
-        self.position_bias = make_position_bias(config, bidirectional=True, rngs=rngs)
+        self.position_bias = position_bias_layer(config, layer, rngs=rngs)
         self.layers = nnx.List([Block(layer, rngs=rngs) for _ in range(config.num_layers)])
         self.norm = make_norm(layer, d_model) if config.final_norm else None
         self.pooler = Linear(d_model, d_model, rngs=rngs) if config.pooler else None
@@ -140,7 +141,7 @@ class EncoderOnly(nnx.Module):
         dropout_key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B T D"]:
         """What goes into the first layer."""
-        x = self.embedding(tokens) * embedding_factor(self.config)
+        x = self.embedding(tokens) * self.scale
         if self.token_type_embedding is not None:
             types = jnp.zeros_like(tokens) if token_types is None else token_types
             x = x + self.token_type_embedding(types)

@@ -6,7 +6,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from jax_transformer.config import EncoderDecoderConfig, LayerConfig
+from jax_transformer.config import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    EncoderOnlyConfig,
+    LayerConfig,
+)
 from jax_transformer.layers.block import Block
 from jax_transformer.layers.dropout import Dropout
 from jax_transformer.layers.linear import Embedding
@@ -16,6 +21,8 @@ from jax_transformer.layers.position import (
     SinusoidalPositionalEncoding,
 )
 from jax_transformer.layers.position_bias import RelativePositionBias, alibi_bias
+
+AnyConfig = DecoderOnlyConfig | EncoderOnlyConfig | EncoderDecoderConfig
 
 
 class Half(nnx.Module):
@@ -94,13 +101,13 @@ class Half(nnx.Module):
         return self.final_dropout(x, dropout_key)
 
 
-def embedding_scale(config: EncoderDecoderConfig, d_model: int) -> float:
+def embedding_scale(config: AnyConfig, d_model: int) -> float:
     """What embeddings are multiplied by."""
     return math.sqrt(d_model) if config.embedding_scale is True else config.embedding_scale or 1.0
 
 
 def position_encoding_layer(
-    config: EncoderDecoderConfig, d_model: int, *, rngs: nnx.Rngs
+    config: AnyConfig, d_model: int, *, rngs: nnx.Rngs
 ) -> SinusoidalPositionalEncoding | LearnedPositionalEncoding | None:
     """What adds positions to the embeddings, without a dropout of its own."""
     if config.position == "learned":
@@ -113,7 +120,7 @@ def position_encoding_layer(
 
 
 def position_bias_layer(
-    config: EncoderDecoderConfig, layer: LayerConfig, *, rngs: nnx.Rngs
+    config: AnyConfig, layer: LayerConfig, *, rngs: nnx.Rngs
 ) -> RelativePositionBias | None:
     """T5's trained bias, of both directions in an encoder. (ALiBi has no parameters.)"""
     if config.position != "t5":

@@ -116,12 +116,10 @@ def initialized_language_model(name):
     reference = theirs(config)
 
     def draw():
-        return split(
-            {"EncoderOnly": EncoderOnly, "DecoderOnly": DecoderOnly}[kind](config, rngs=nnx.Rngs(0))
-        )[1]
+        return split(ours(config, rngs=nnx.Rngs(0)))[1]
 
-    ours = carry_back(jax.jit(draw, compiler_options=QUICK)(), reference, "")
-    return ours, {name: to_numpy(p) for name, p in parameters_of(reference).items()}
+    drawn = carry_back(jax.jit(draw, compiler_options=QUICK)(), reference, "")
+    return drawn, {name: to_numpy(p) for name, p in parameters_of(reference).items()}
 
 
 def deviation(model, name):

@@ -1,21 +1,20 @@
 """The causal language model: GPT-2, Llama, BLOOM or Gemma by configuration."""
 
-import math
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from jax_transformer.config import DecoderOnlyConfig, EncoderOnlyConfig
+from jax_transformer.config import DecoderOnlyConfig
 from torch_reference.layers.block import Block
 from torch_reference.layers.linear import OutputProjection
 from torch_reference.layers.mask import create_causal_mask
 from torch_reference.layers.normalization import make_norm
-from torch_reference.layers.position import (
-    LearnedPositionalEncoding,
-    SinusoidalPositionalEncoding,
+from torch_reference.layers.position_bias import alibi_bias
+from torch_reference.models.half import (
+    embedding_scale,
+    position_bias_layer,
+    position_encoding_layer,
 )
-from torch_reference.layers.position_bias import RelativePositionBias, alibi_bias
 from torch_reference.models.initialization import STD, initialize_normal, residual_std
 
 
@@ -35,11 +34,12 @@ class DecoderOnly(nn.Module):
         super().__init__()
         layer, d_model = config.layer, config.layer.d_model
         self.config = config
+        self.scale = embedding_scale(config, d_model)
         self.embedding = nn.Embedding(config.vocab_size, d_model)
-        self.pos_encoding = make_position_encoding(config)
+        self.pos_encoding = position_encoding_layer(config, d_model)
         self.embedding_norm = make_norm(layer, d_model) if config.embedding_norm else None
         self.dropout = nn.Dropout(layer.dropout)
-        self.position_bias = make_position_bias(config, bidirectional=False)
+        self.position_bias = position_bias_layer(config, layer)
         self.layers = nn.ModuleList(
             [Block(config.layer_at(index)) for index in range(config.num_layers)]
         )
@@ -100,7 +100,7 @@ class DecoderOnly(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """What goes into the first layer."""
         x = self.embedding(tokens)
-        x = x * torch.tensor(embedding_factor(self.config), dtype=x.dtype)
+        x = x * torch.tensor(self.scale, dtype=x.dtype)
         if self.pos_encoding is not None:
             x = self.pos_encoding(x, positions)
         if self.embedding_norm is not None:
@@ -124,39 +124,6 @@ class DecoderOnly(nn.Module):
         logits = self.output_proj(hidden)
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
-
-
-def make_position_encoding(
-    config: DecoderOnlyConfig | EncoderOnlyConfig,
-) -> SinusoidalPositionalEncoding | LearnedPositionalEncoding | None:
-    """The layer that adds positions to the embeddings, without a dropout of its own."""
-    d_model, max_len = config.layer.d_model, config.max_len
-    if config.position == "sinusoidal":
-        return SinusoidalPositionalEncoding(d_model, max_len, 0.0)
-    if config.position == "learned":
-        return LearnedPositionalEncoding(d_model, max_len, 0.0, config.position_offset)
-    return None
-
-
-def make_position_bias(
-    config: DecoderOnlyConfig | EncoderOnlyConfig, *, bidirectional: bool
-) -> RelativePositionBias | None:
-    """T5's trained bias. (ALiBi has no parameters.)"""
-    if config.position != "t5":
-        return None
-    return RelativePositionBias(
-        config.layer.num_heads,
-        config.relative_buckets,
-        config.relative_max_distance,
-        bidirectional,
-    )
-
-
-def embedding_factor(config: DecoderOnlyConfig | EncoderOnlyConfig) -> float:
-    """What the embeddings are multiplied by."""
-    if config.embedding_scale is True:
-        return math.sqrt(config.layer.d_model)
-    return config.embedding_scale or 1.0
 
 
 def segment_positions(segments: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:

@@ -12,11 +12,11 @@ from torch_reference.layers.feedforward import activate
 from torch_reference.layers.linear import OutputProjection
 from torch_reference.layers.normalization import make_norm
 from torch_reference.layers.position_bias import alibi_bias
-from torch_reference.models.decoder_only import (
-    embedding_factor,
-    make_position_bias,
-    make_position_encoding,
-    segment_positions,
+from torch_reference.models.decoder_only import segment_positions
+from torch_reference.models.half import (
+    embedding_scale,
+    position_bias_layer,
+    position_encoding_layer,
 )
 from torch_reference.models.initialization import STD, initialize_normal
 
@@ -66,14 +66,15 @@ class EncoderOnly(nn.Module):
         super().__init__()
         layer, d_model = config.layer, config.layer.d_model
         self.config = config
+        self.scale = embedding_scale(config, d_model)
         self.embedding = nn.Embedding(config.vocab_size, d_model)
         self.token_type_embedding = (
             nn.Embedding(config.token_types, d_model) if config.token_types else None
         )
-        self.pos_encoding = make_position_encoding(config)
+        self.pos_encoding = position_encoding_layer(config, d_model)
         self.embedding_norm = make_norm(layer, d_model) if config.embedding_norm else None
         self.dropout = nn.Dropout(layer.dropout)
-        self.position_bias = make_position_bias(config, bidirectional=True)
+        self.position_bias = position_bias_layer(config, layer)
         self.layers = nn.ModuleList([Block(layer) for _ in range(config.num_layers)])
         self.norm = make_norm(layer, d_model) if config.final_norm else None
         self.pooler = nn.Linear(d_model, d_model) if config.pooler else None
@@ -128,7 +129,7 @@ class EncoderOnly(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """What goes into the first layer."""
         x = self.embedding(tokens)
-        x = x * torch.tensor(embedding_factor(self.config), dtype=x.dtype)
+        x = x * torch.tensor(self.scale, dtype=x.dtype)
         if self.token_type_embedding is not None:
             types = torch.zeros_like(tokens) if token_types is None else token_types
             x = x + self.token_type_embedding(types)

@@ -6,7 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from jax_transformer.config import EncoderDecoderConfig, LayerConfig
+from jax_transformer.config import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    EncoderOnlyConfig,
+    LayerConfig,
+)
 from torch_reference.layers.block import Block
 from torch_reference.layers.normalization import make_norm
 from torch_reference.layers.position import (
@@ -14,6 +19,8 @@ from torch_reference.layers.position import (
     SinusoidalPositionalEncoding,
 )
 from torch_reference.layers.position_bias import RelativePositionBias, alibi_bias
+
+AnyConfig = DecoderOnlyConfig | EncoderOnlyConfig | EncoderDecoderConfig
 
 
 class Half(nn.Module):
@@ -82,13 +89,13 @@ class Half(nn.Module):
         return self.final_dropout(x)
 
 
-def embedding_scale(config: EncoderDecoderConfig, d_model: int) -> float:
+def embedding_scale(config: AnyConfig, d_model: int) -> float:
     """What embeddings are multiplied by."""
     return math.sqrt(d_model) if config.embedding_scale is True else config.embedding_scale or 1.0
 
 
 def position_encoding_layer(
-    config: EncoderDecoderConfig, d_model: int
+    config: AnyConfig, d_model: int
 ) -> SinusoidalPositionalEncoding | LearnedPositionalEncoding | None:
     """What adds positions to the embeddings, without a dropout of its own."""
     if config.position == "learned":
@@ -98,9 +105,7 @@ def position_encoding_layer(
     return None
 
 
-def position_bias_layer(
-    config: EncoderDecoderConfig, layer: LayerConfig
-) -> RelativePositionBias | None:
+def position_bias_layer(config: AnyConfig, layer: LayerConfig) -> RelativePositionBias | None:
     """T5's trained bias, of both directions in an encoder. (ALiBi has no parameters.)"""
     if config.position != "t5":
         return None
