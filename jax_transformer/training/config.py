@@ -79,8 +79,8 @@ class TrainConfig(RunConfig):
 PRESETS: dict[str, TrainConfig] = {
     "small": TrainConfig(
         preset="small",
-        steps=4000,
-        evaluate_every=1000,
+        steps=6000,
+        evaluate_every=1500,
         tokens_per_batch=1024,
         data=DataConfig(vocab_size=2000),
         model=Architecture(
@@ -90,12 +90,19 @@ PRESETS: dict[str, TrainConfig] = {
             num_encoder_layers=2,
             num_decoder_layers=2,
             max_len=512,
-            dropout=0.0,  # a few passes over the data: there is nothing to overfit yet
+            dropout=0.1,
             norm_placement="pre",
             activation="relu",
             tied_tables="all",
         ),
-        optimizer=OptimizerConfig(learning_rate_scale=0.5, warmup_steps=300, average_decay=0.998),
+        optimizer=OptimizerConfig(
+            schedule="wsd",
+            learning_rate=2.5e-3,
+            warmup_steps=300,
+            decay_fraction=0.6,
+            final_fraction=0.0,
+            average_decay=0.998,
+        ),
     ),
     "tiny": TrainConfig(
         preset="tiny",

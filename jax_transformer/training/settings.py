@@ -33,7 +33,7 @@ class OptimizerConfig:
     learning_rate_scale: float = 1.0
     """Factor on every schedule."""
     warmup_steps: int = 4000
-    """Updates over which the rate rises."""
+    """Updates over which the rate rises; a run that is shorter only begins to."""
     decay_fraction: float = 0.2
     """Of all steps: the last part, over which the rate of `wsd` falls."""
     final_fraction: float = 0.1
@@ -122,12 +122,6 @@ class RunConfig:
         check_choice(self, "layers", LayerLayout)
         check_choice(self, "compute_dtype", ComputeDtype)
         check_choice(self, "matmul_precision", MatmulPrecision)
-        if self.has_end and self.optimizer.warmup_steps + self.decay_steps > self.steps:
-            raise InputError(
-                f"steps={self.steps}: fewer than the warmup_steps="
-                f"{self.optimizer.warmup_steps} and the {self.decay_steps} of the decay of the "
-                f"{self.optimizer.schedule} schedule: lower optimizer.warmup-steps or train longer"
-            )
 
     @property
     def has_end(self) -> bool:

@@ -1,0 +1,37 @@
+"""Float64 on both sides: the judge of which is right."""
+
+import contextlib
+import sys
+from collections.abc import Generator
+from typing import Any
+from unittest import mock
+
+
+class WideTorch:
+    """`torch`, but float32 is float64: models that cast to float32 by name stay in float64."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+        self.float = self.float32 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, name)
+
+
+@contextlib.contextmanager
+def float64_throughout(model: Any) -> Generator[None]:
+    """Inside, the PyTorch `model` computes in float64 what its code casts to float32: norms, angles
+    and softmax of `transformers`."""
+    import torch
+
+    names = {type(module).__module__ for module in model.modules()}
+    names |= {name for name in sys.modules if name == "transformers.modeling_rope_utils"}
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            module = sys.modules[name]
+            if not name.startswith("torch.") and getattr(module, "torch", None) is torch:
+                stack.enter_context(mock.patch.object(module, "torch", WideTorch()))
+        stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
+        yield

@@ -1,0 +1,379 @@
+"""Do two models compute the same numbers, and if not, where and why not."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jax_transformer.models.parameters import cast_model, flatten, split, unflatten
+from jax_transformer.verification.capture import (
+    Record,
+    first,
+    intercepted,
+    parent_of,
+    torch_record,
+)
+from jax_transformer.verification.catalogue import CATALOGUE
+from jax_transformer.verification.compare import (
+    SAME_FUNCTION,
+    Accuracy,
+    Distributions,
+    compare_logits,
+    relative_error,
+)
+from jax_transformer.verification.diagnose import Diagnosis, Weights, diagnose
+from jax_transformer.verification.localize import (
+    Comparison,
+    FedCall,
+    compare_backward,
+    compare_forward,
+    culprit,
+)
+from jax_transformer.verification.oracle import float64_throughout
+
+Arrays = tuple[np.ndarray | None, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two models and what both are given.
+
+    The JAX side is called as `model(*inputs)`, the PyTorch side as `torch_call(model, *inputs)`
+    with the inputs as tensors; both give logits, or whatever is compared in the end.
+    """
+
+    ours: nnx.Module
+    theirs: Any
+    """An `nn.Module`."""
+    inputs: Arrays
+    rename: Callable[[str], str | None] = lambda name: name
+    """From PyTorch's names of modules to ours; None for those that we do not have."""
+    their_weights: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """The reference's parameters under our names, in our layout."""
+    torch_call: Callable[..., Any] = lambda model, *inputs: model(*inputs)
+    valid: np.ndarray | None = None
+    """`[B, T]`, the tokens that count; None: all."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """What was found."""
+
+    parameters: tuple[int, int]
+    """Numbers of scalars: ours, the reference's."""
+    problems: tuple[str, ...]
+    """Names, shapes and dtypes that do not correspond."""
+    errors: dict[str, float]
+    """Float64: relative error at each point, each module fed with the reference's values."""
+    gradients: dict[str, float]
+    """Likewise backwards, from the loss on; and of each parameter, under its name."""
+    output_error: float
+    """Float64: of the final output, each side by itself."""
+    dtype: str
+    accuracy: dict[str, Accuracy]
+    """In `dtype`: the error of each side against float64 at each point, each side by itself."""
+    distributions: Distributions | None
+    """Of next tokens, where the output is logits."""
+    diagnoses: tuple[Diagnosis, ...]
+    """Of the modules that differ, in order."""
+
+    @property
+    def same(self) -> bool:
+        """The same function, as accurately computed."""
+        return not self.problems and self.same_function and self.as_accurate
+
+    @property
+    def same_function(self) -> bool:
+        """No difference in float64."""
+        return self.output_error <= SAME_FUNCTION and not self.diagnoses
+
+    @property
+    def as_accurate(self) -> bool:
+        """Our error is within what the reference's allows, at each point."""
+        return all(each.passed for each in self.accuracy.values())
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.diagnoses:
+            worst = self.diagnoses[0]
+            where = f"`{worst.module}`" if worst.module else "the model itself"
+            return f"different: {where}: {worst.sentence}"
+        if self.problems:
+            return f"different: {self.problems[0]}"
+        if not self.same_function:
+            return f"different: outputs are off by {self.output_error:.3g}, and no module is"
+        if not self.as_accurate:
+            name = max(self.accuracy, key=lambda point: self.accuracy[point].ratio)
+            ratio = self.accuracy[name].ratio
+            return f"the same function, but {name} is {ratio:.1f} times less accurate than theirs"
+        return f"the same function, as accurate in {self.dtype}"
+
+
+def verify_pair(
+    pair: Pair,
+    *,
+    dtype: str = "float32",
+    backward: bool = False,
+    most: int = 3,
+    progress: Callable[[str], None] = lambda message: None,
+) -> Report:
+    """Run both sides and compare.
+
+    Args:
+        backward: gradients too.
+        most: diagnose at most so many modules.
+        progress: is told what is done next.
+    """
+    problems = accounts(pair)
+    progress("reference in float64")
+    wide, record = reference_run(pair, backward=backward)
+    with jax.enable_x64(True):
+        model = with_their_rounding(cast_model(pair.ours, jnp.float64), pair.their_weights)
+        inputs = [as_jax(each, jnp.float64) for each in pair.inputs]
+
+        def run(model: nnx.Module) -> jax.Array:
+            return model(*inputs)
+
+        progress("JAX in float64")
+        output_error = relative_error(run(model), wide, pair.valid)
+        _, comparison = compare_forward(model, run, record, pair.valid)
+        comparison.calls[""] = FedCall(model, tuple(inputs), {})
+        progress("looking for causes")
+        diagnoses = tuple(explain(pair, model, record, comparison, most))
+        gradients: dict[str, float] = {}
+        if backward and not diagnoses:
+            progress("gradients")
+            gradients, diagnoses = explain_backward(pair, model, run, record)
+    progress(f"both in {dtype}")
+    accuracy, distributions = narrow_runs(pair, record, wide, dtype)
+    return Report(
+        parameters=sizes(pair),
+        problems=tuple(problems),
+        errors=comparison.errors,
+        gradients=gradients,
+        output_error=output_error,
+        dtype=dtype,
+        accuracy=accuracy,
+        distributions=distributions,
+        diagnoses=diagnoses,
+    )
+
+
+def with_their_rounding(model: nnx.Module, theirs: Mapping[str, np.ndarray]) -> nnx.Module:
+    """The model with the reference's weights where ours are within one ulp of float32 of them: a
+    weight that was rounded once more is no other function."""
+    graphdef, params, buffers = split(model)
+    ours = flatten(params)
+    for name, weight in theirs.items():
+        if name in ours and ours[name].shape == weight.shape:
+            mine = np.asarray(ours[name], np.float64)
+            if (np.abs(mine - weight) <= np.spacing(np.abs(weight).astype(np.float32))).all():
+                ours[name] = jnp.asarray(weight, ours[name].dtype)
+    return nnx.merge(graphdef, unflatten(ours, params), buffers)
+
+
+def accounts(pair: Pair) -> list[str]:
+    """Parameters that one side has and the other lacks, or in another shape or dtype."""
+    ours = parameters(pair.ours)
+    if not pair.their_weights:
+        return []
+    problems = [
+        f"{name} is not in the reference" for name in ours if name not in pair.their_weights
+    ]
+    for name, theirs in pair.their_weights.items():
+        if name not in ours:
+            problems.append(f"{name} is only in the reference")
+        elif ours[name].shape != theirs.shape:
+            shapes = f"{list(ours[name].shape)} here, {list(theirs.shape)} in the reference"
+            problems.append(f"{name} is {shapes}")
+    return problems
+
+
+def parameters(model: nnx.Module) -> dict[str, Any]:
+    """By dotted name."""
+    return flatten(split(model)[1])
+
+
+def sizes(pair: Pair) -> tuple[int, int]:
+    """Scalars on both sides; a tied tensor counts once."""
+    ours = sum(leaf.size for leaf in parameters(pair.ours).values())
+    return ours, sum(parameter.numel() for parameter in pair.theirs.parameters())
+
+
+def as_jax(array: np.ndarray | None, dtype: Any) -> jax.Array | None:
+    """An input, floating-point ones in `dtype`."""
+    if array is None:
+        return None
+    floating = np.issubdtype(array.dtype, np.floating)
+    return jnp.asarray(array, dtype) if floating else jnp.asarray(array)
+
+
+def as_torch(array: np.ndarray | None, dtype: Any) -> Any:
+    """An input, floating-point ones in `dtype`."""
+    import torch
+
+    if array is None:
+        return None
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def cotangent(shape: tuple[int, ...]) -> np.ndarray:
+    """What outputs are multiplied with before they are summed to one number: a fixed draw."""
+    return np.random.default_rng(0).standard_normal(shape)
+
+
+def reference_run(pair: Pair, *, backward: bool) -> tuple[np.ndarray, Record]:
+    """The reference's output in float64, and all its points."""
+    import torch
+
+    model = in_dtype(pair.theirs, torch.float64)
+    inputs = [as_torch(each, torch.float64) for each in pair.inputs]
+    outputs: list[Any] = []
+
+    def run() -> Any:
+        output = pair.torch_call(model, *inputs)
+        outputs.append(output.detach())
+        if not backward:
+            return output
+        weights = torch.from_numpy(cotangent(tuple(output.shape)))
+        return (output * (weights if pair.valid is None else at_valid(weights, pair.valid))).sum()
+
+    with float64_throughout(model):
+        _, record = torch_record(model, run, pair.rename, backward=backward)
+    return outputs[0].numpy(), record
+
+
+def at_valid(weights: Any, valid: np.ndarray) -> Any:
+    """Zero at the tokens that do not count."""
+    import torch
+
+    return weights * torch.from_numpy(valid)[..., None]
+
+
+def in_dtype(model: Any, dtype: Any) -> Any:
+    """A copy of a PyTorch model in evaluation mode."""
+    return copy.deepcopy(model).to(dtype).eval()
+
+
+def explain(
+    pair: Pair, model: nnx.Module, record: Record, comparison: Comparison, most: int
+) -> list[Diagnosis]:
+    """A diagnosis of each module that differs, up to `most`."""
+    weights = {name: np.asarray(leaf) for name, leaf in parameters(model).items()}
+    found: list[Diagnosis] = []
+    for point, error in comparison.errors.items():
+        if error <= SAME_FUNCTION:
+            continue
+        call = call_of(point, comparison)
+        name = call.partition("#")[0]
+        if any(each.module == name for each in found):
+            continue
+        found.append(
+            diagnose(
+                point,
+                error,
+                call,
+                comparison.calls[call],
+                record,
+                Weights(weights, dict(pair.their_weights), name),
+                CATALOGUE,
+                pair.valid,
+            )
+        )
+        if len(found) == most:
+            break
+    return found
+
+
+def call_of(point: str, comparison: Comparison) -> str:
+    """The call that computed a point: for what goes into a module, the one around it."""
+    call, _, side = point.rpartition(":")
+    if side == "out":
+        return call
+    module, _, number = call.partition("#")
+    around = parent_of(module)
+    while around and around not in comparison.calls:
+        around = parent_of(around)  # a list of layers is no module that is called
+    numbered = f"{around}#{number}" if number else around
+    return numbered if numbered in comparison.calls else around
+
+
+def explain_backward(
+    pair: Pair, model: nnx.Module, run: Callable[[nnx.Module], jax.Array], record: Record
+) -> tuple[dict[str, float], tuple[Diagnosis, ...]]:
+    """Errors of gradients, and the first module whose derivative differs."""
+
+    def loss(model: nnx.Module) -> jax.Array:
+        output = run(model)
+        weights = cotangent(output.shape)
+        if pair.valid is not None:
+            weights = weights * pair.valid[..., None]
+        return (output * weights).sum()
+
+    errors, _ = compare_backward(model, loss, record, pair.valid)
+    for point, error in errors.items():
+        if not error <= SAME_FUNCTION:
+            # The gradient of an input is wrong in the module that reads it, that of an output in
+            # what reads that.
+            module = culprit(
+                point.replace(":in", ":out") if ":in" in point else point.replace(":out", ":in")
+            )
+            sentence = "its values agree, its gradient does not: look at its derivative"
+            return errors, (
+                Diagnosis(module, f"gradient of {point}", error, ("gradient",), sentence),
+            )
+    return errors, ()
+
+
+def narrow_runs(
+    pair: Pair, wide: Record, output: np.ndarray, dtype: str
+) -> tuple[dict[str, Accuracy], Distributions | None]:
+    """Each side by itself in `dtype`, against the reference in float64."""
+    import torch
+
+    model = in_dtype(pair.theirs, getattr(torch, dtype))
+    inputs = [as_torch(each, getattr(torch, dtype)) for each in pair.inputs]
+    _, theirs = torch_record(
+        model, lambda: pair.torch_call(model, *inputs), pair.rename, backward=False
+    )
+    ours, found = own_points(pair, dtype)
+    accuracy = {}
+    for point, truth in wide.points.items():
+        if point in ours and point in theirs.points and np.issubdtype(truth.dtype, np.floating):
+            accuracy[point] = Accuracy(
+                relative_error(ours[point], truth, pair.valid),
+                relative_error(widened(theirs.points[point]), truth, pair.valid),
+                dtype,
+            )
+    if output.ndim != 3:
+        return accuracy, None
+    return accuracy, compare_logits(found, output, pair.valid)
+
+
+def widened(array: Any) -> np.ndarray:
+    """As NumPy has it: bfloat16 in float32."""
+    return np.asarray(array, np.float32) if array.dtype.itemsize < 4 else np.asarray(array)
+
+
+def own_points(pair: Pair, dtype: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The points of our side by itself, and its output."""
+    model = cast_model(pair.ours, dtype)
+    points: dict[str, np.ndarray] = {}
+
+    def handle(name: str, module: Any, call: Any, args: Any, kwargs: Any) -> Any:
+        if args and args[0] is not None:
+            points[f"{name}:in"] = np.asarray(args[0])
+        result = call(*args, **kwargs)
+        points[f"{name}:out"] = np.asarray(first(result))
+        return result
+
+    with intercepted(model, handle):
+        output = model(*[as_jax(each, dtype) for each in pair.inputs])
+    return points, np.asarray(output, np.float64)
