@@ -6,7 +6,7 @@ with the porting rules.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -45,7 +45,7 @@ class WideTorch:
 
 
 @contextlib.contextmanager
-def float64() -> Iterator[None]:
+def float64() -> Generator[None]:
     """Inside, the models compute every norm, angle and softmax in float64."""
     with contextlib.ExitStack() as stack:
         for module in MODULES:
@@ -65,7 +65,7 @@ def make_model(build: Callable[[Any], torch.nn.Module], config: Any) -> torch.nn
     for module in model.modules():
         if isinstance(module, modeling_bloom.BloomMLP):
             # Theirs has sqrt(2 / pi) to eight digits.
-            module.gelu_impl = torch.nn.GELU(approximate="tanh")
+            module.register_module("gelu_impl", torch.nn.GELU(approximate="tanh"))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
