@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import InputError
-from jax_transformer.porting.formats.base import LazyTensor, Writer, chunks, header_of
+from jax_transformer.porting.formats.base import LazyTensor, Writer, flat_bytes, header_of
+from jax_transformer.porting.operations import contiguous
 from jax_transformer.porting.plan import Header, Move, Plan, check_tied
 
 Headers = Mapping[str, Header]
@@ -142,10 +143,7 @@ def port(
 
 def sha256(array: np.ndarray) -> str:
     """The hash of a tensor's bytes."""
-    digest = hashlib.sha256()
-    for chunk in chunks(np.asarray(array, order="C")):
-        digest.update(chunk)
-    return digest.hexdigest()
+    return hashlib.sha256(flat_bytes(contiguous(array))).hexdigest()
 
 
 def copy_plan(tensors: Mapping[str, LazyTensor]) -> Plan:

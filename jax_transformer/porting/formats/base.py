@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import io
 import json
 import math
 import mmap
@@ -247,11 +248,22 @@ def check_size(path: Path, size: int, needed: int) -> None:
         )
 
 
-def chunks(array: np.ndarray) -> Iterator[memoryview]:
-    """The bytes of a contiguous tensor, a part at a time, without a copy."""
-    flat = array.reshape(-1).view(np.uint8).data
-    for start in range(0, len(flat), CHUNK):
-        yield flat[start : start + CHUNK]
+def flat_bytes(array: np.ndarray) -> memoryview:
+    """The bytes of a contiguous tensor, without a copy."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def chunks(data: memoryview) -> Iterator[memoryview]:
+    """Bytes, a part at a time, without a copy."""
+    for start in range(0, len(data), CHUNK):
+        yield data[start : start + CHUNK]
+
+
+def write_all(file: io.FileIO, data: memoryview) -> None:
+    """All bytes, in as many writes as the operating system wants."""
+    for chunk in chunks(data):
+        while chunk:
+            chunk = chunk[file.write(chunk) :]
 
 
 def sync_directory(path: Path) -> None:

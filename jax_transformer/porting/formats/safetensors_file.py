@@ -21,10 +21,11 @@ from jax_transformer.porting.formats.base import (
     LazyTensor,
     Writer,
     check_size,
-    chunks,
+    flat_bytes,
     map_tensor,
     readable_errors,
     unique,
+    write_all,
 )
 from jax_transformer.porting.plan import Header
 
@@ -209,8 +210,7 @@ class FileWriter(Writer):
     def write(self, name: str, array: np.ndarray) -> None:
         assert self._file is not None
         self._file.seek(self._offsets[name])
-        for chunk in chunks(array):
-            write_all(self._file, chunk)
+        write_all(self._file, flat_bytes(array))
 
     def finish(self) -> None:
         # The header last: without it nobody takes the file for one.
@@ -222,12 +222,6 @@ class FileWriter(Writer):
     def release(self) -> None:
         if self._file is not None:
             self._file.close()
-
-
-def write_all(file: io.FileIO, data: memoryview) -> None:
-    """All of `data`, in as many writes as the operating system wants."""
-    while data:
-        data = data[file.write(data) :]
 
 
 def lay_out(

@@ -5,12 +5,11 @@ PyTorch 1.6 a sequence of pickles, then the storages. See `torch_pickle` for wha
 """
 
 import collections
-import contextlib
 import io
 import pickle
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +21,9 @@ from jax_transformer.porting.formats.base import (
     LazyTensor,
     Writer,
     check_size,
-    chunks,
+    flat_bytes,
     map_tensor,
     readable_errors,
-    sync_file,
 )
 from jax_transformer.porting.formats.torch_pickle import (
     DTYPES,
@@ -34,6 +32,7 @@ from jax_transformer.porting.formats.torch_pickle import (
     TensorReference,
     dump,
 )
+from jax_transformer.porting.formats.zip_file import StoredZip
 from jax_transformer.porting.operations import Shape, contiguous
 from jax_transformer.porting.plan import Header
 
@@ -251,40 +250,24 @@ class FileWriter(Writer):
             (name, TensorReference(str(number), header.shape, header.dtype))
             for number, (name, header) in enumerate(headers.items())
         )
-        self._pickle = dump(state if wrap is None else {wrap: state, **(rest or {})})
-        self._keys = {name: tensor.key for name, tensor in state.items()}
-        self._archive: zipfile.ZipFile | None = None
+        content = dump(state if wrap is None else {wrap: state, **(rest or {})})
+        small = {"data.pkl": content, "byteorder": b"little", "version": b"3\n"}
+        sizes = {name: len(data) for name, data in small.items()}
+        sizes |= {f"data/{tensor.key}": headers[name].nbytes for name, tensor in state.items()}
+        self._small = small
+        self._entries = {name: f"data/{tensor.key}" for name, tensor in state.items()}
+        self._archive = StoredZip(self.partial, {f"archive/{n}": sizes[n] for n in sizes})
 
     def open(self) -> None:
-        self._archive = zipfile.ZipFile(self.partial, "x", zipfile.ZIP_STORED)
-        self.entry("data.pkl", iter([memoryview(self._pickle)]), len(self._pickle))
-        self.entry("byteorder", iter([memoryview(b"little")]), 6)
+        self._archive.open()
+        for name, data in self._small.items():
+            self._archive.write(f"archive/{name}", memoryview(data))
 
     def write(self, name: str, array: np.ndarray) -> None:
-        self.entry(f"data/{self._keys[name]}", chunks(array), array.nbytes)
-
-    def entry(self, name: str, data: Iterator[memoryview], size: int) -> None:
-        """One entry, whose bytes start at a multiple of 64 as in PyTorch's own files."""
-        assert self._archive is not None
-        assert self._archive.fp is not None
-        info = zipfile.ZipInfo(f"archive/{name}")
-        info.file_size = size
-        large = size > 0x7FFFFFFF
-        start = self._archive.fp.tell() + 30 + len(info.filename) + (20 if large else 0) + 4
-        padding = -start % 64
-        info.extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
-        with self._archive.open(info, "w", force_zip64=large) as entry:
-            for chunk in data:
-                entry.write(chunk)
+        self._archive.write(f"archive/{self._entries[name]}", flat_bytes(array))
 
     def finish(self) -> None:
-        assert self._archive is not None
-        self.entry("version", iter([memoryview(b"3\n")]), 2)
-        self._archive.close()
-        sync_file(self.partial)
+        self._archive.finish()
 
     def release(self) -> None:
-        if self._archive is not None:
-            # What is left to write after an error does not matter.
-            with contextlib.suppress(OSError, ValueError):
-                self._archive.close()
+        self._archive.release()
