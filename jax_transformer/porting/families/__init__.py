@@ -6,17 +6,34 @@ from jax_transformer.errors import InputError
 from jax_transformer.porting.families import (
     bert,
     bloom,
+    gemma,
+    gemma2,
+    gemma3,
     gpt2,
     gpt_neox,
     gptj,
     llama,
+    llama_meta,
+    mistral,
     mpt,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
     roberta,
 )
 from jax_transformer.porting.families.base import Family
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
+    mistral.FAMILY,
+    qwen2.FAMILY,
+    qwen3.FAMILY,
+    gemma.FAMILY,
+    gemma2.FAMILY,
+    gemma3.FAMILY,
+    phi3.FAMILY,
+    olmo2.FAMILY,
     gpt2.FAMILY,
     gptj.FAMILY,
     gpt_neox.FAMILY,
@@ -28,12 +45,14 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def family_of(values: dict[str, Any], place: str) -> Family:
-    """The family of a `config.json`, by its `model_type`.
+    """The family of a `config.json`, by its `model_type`, or of Meta's `params.json`.
 
     Raises:
         InputError: there is none of that type.
     """
     kind = values.get("model_type")
+    if kind is None and {"dim", "n_heads", "n_layers"} <= values.keys():
+        return llama_meta.FAMILY
     for family in FAMILIES:
         if kind in family.model_types:
             return family

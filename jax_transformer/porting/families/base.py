@@ -171,7 +171,7 @@ class Family:
 
     name: str
     model_types: tuple[str, ...]
-    """The `model_type` in `config.json`; the first is written."""
+    """The `model_type` in `config.json`; the first is written. None: that file has another form."""
     architecture: str
     """The `transformers` class, for `architectures`."""
     config: type[DecoderOnlyConfig] | type[EncoderOnlyConfig] | type[EncoderDecoderConfig]
@@ -231,7 +231,9 @@ def write_config(family: Family, config: Config, source: Values | None = None) -
     fields: Values = {}
     for entry in family.fields:
         fields |= entry.write(config)
-    values: Values = {"architectures": [family.architecture], "model_type": family.model_types[0]}
+    values: Values = {}
+    if family.model_types:
+        values = {"architectures": [family.architecture], "model_type": family.model_types[0]}
     again = read_config(family, values | fields)
     if again != config:
         difference = first_difference(config, again)
