@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -63,6 +64,20 @@ def test_every_format_becomes_every_other_bit_for_bit(tmp_path, source, target):
     assert ported.format == target
     assert_same(read_all(ported), TENSORS)
     assert not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("target", WRITERS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_arrays_of_jax_come_back_in_their_dtype_with_their_bits(tmp_path, target, dtype):
+    array = jnp.asarray(np.random.default_rng(0).standard_normal((4, 4)), dtype)
+    tensors = {"layers.0.attention.wo.weight": lazy(np.asarray(array))}
+    writer, options = WRITERS[target]
+    options = {name: value for name, value in options.items() if name != "buffers"}
+    port(copy_plan(tensors), tensors, lambda h: writer(tmp_path / "a", h, **options))
+    (back,) = read_all(open_checkpoint(tmp_path / "a")).values()
+    back = jnp.asarray(back)
+    assert back.dtype == array.dtype
+    assert np.asarray(back).tobytes() == np.asarray(array).tobytes()
 
 
 RULES = (
