@@ -14,11 +14,11 @@ from jax_transformer.porting.plan import Header, make_plan
 from jax_transformer.porting.rules import Alias, Computed, Ignore, Rule
 from parity_tests.porting.formats.tensors import write
 
-TENSORS = {
-    f"model.layers.{i}.self_attn.q_proj.weight": np.ones((4, 4), np.float16) for i in range(12)
-}
-TENSORS |= {
-    f"model.layers.{i}.mlp.gate_proj.weight": np.ones((4, 4), np.float16) for i in range(12)
+LAYER = ("self_attn.q_proj", "mlp.gate_proj")
+TENSORS: dict[str, np.ndarray] = {
+    f"model.layers.{layer}.{name}.weight": np.ones((4, 4), np.float16)
+    for name in LAYER
+    for layer in range(12)
 }
 TENSORS["lm_head.weight"] = np.ones((7, 4), np.float32)
 

@@ -160,7 +160,7 @@ def test_results_are_contiguous_in_memory(case):
     operation, arrays = case
     for array in apply_all((operation,), arrays):
         assert array.flags.c_contiguous
-    assert contiguous(np.float32(1).reshape(())).shape == ()
+    assert contiguous(np.array(1.0)).shape == ()
 
 
 @settings(max_examples=100, deadline=None)

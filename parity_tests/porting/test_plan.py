@@ -1,5 +1,7 @@
 """Plans: every tensor goes exactly one way, or nothing is touched."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -59,7 +61,7 @@ def test_what_does_not_fit_is_refused_before_a_tensor_is_touched(source, target,
             self.shape = shape
             self.dtype = FLOAT
 
-    tensors = {name: Untouchable(shape) for name, shape in source.items()}
+    tensors: Any = {name: Untouchable(shape) for name, shape in source.items()}
     with pytest.raises(InputError) as refusal:
         convert(RULES, tensors, target)
     assert problem in str(refusal.value)

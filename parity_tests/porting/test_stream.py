@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from typing import Any
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -38,7 +39,7 @@ TENSORS = {
     "layers.0.attention.wo.weight": random_bits((4, 4), np.float32, 3),
     "norm.weight": random_bits((4,), np.float32, 4),
 }
-WRITERS = {
+WRITERS: dict[str, Any] = {
     "safetensors": (safetensors_file.FileWriter, {}),
     "pt": (torch_file.FileWriter, {}),
     "huggingface": (huggingface.FolderWriter, {"config": {"a": 1}, "shard_bytes": 100}),

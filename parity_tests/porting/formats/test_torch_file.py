@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -122,9 +123,10 @@ def test_what_a_training_run_saves_beside_its_model_is_read_with_the_same_safety
     optimizer = torch.optim.Adam(module.parameters())
     module(torch.ones(2)).sum().backward()
     optimizer.step()
-    content = {
+    numpy_state: Any = np.random.RandomState(0).get_state()
+    content: dict[str, Any] = {
         "optimizer": optimizer.state_dict(),
-        "numpy": np.random.RandomState(0).get_state(),
+        "numpy": numpy_state,
         "python": random.Random(0).getstate(),
         "torch": torch.get_rng_state(),
         "scalar": np.float64(0.5),
@@ -138,7 +140,7 @@ def test_what_a_training_run_saves_beside_its_model_is_read_with_the_same_safety
     assert_same_bits(moments, optimizer.state_dict()["state"][0]["exp_avg"].numpy())
     assert found["optimizer"]["param_groups"] == content["optimizer"]["param_groups"]
     assert found["python"] == content["python"]
-    np.testing.assert_array_equal(found["numpy"][1], content["numpy"][1])
+    np.testing.assert_array_equal(found["numpy"][1], numpy_state[1])
     assert (found["scalar"], found["size"], found["big"]) == (0.5, (2,), 1 << 70)
 
 
