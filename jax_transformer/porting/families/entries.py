@@ -77,7 +77,8 @@ class Dropouts:
         return {"layer.dropout": float(values.get(self.sources[0], self.default))}
 
     def write(self, config: Config) -> Values:
-        return dict.fromkeys(self.sources, get(config, "layer.dropout"))
+        rate = get(config, "layer.dropout")
+        return dict.fromkeys(self.sources, rate or 0)  # MPT's class takes whole numbers only
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from jax_transformer.config.rotary import READ
 from jax_transformer.errors import InputError
 from jax_transformer.porting.families.base import Config, Values, get
 
@@ -88,7 +89,7 @@ class Rope:
         defaults = {field.name: field.default for field in dataclasses.fields(rotary)}
         for name, ours in SETTINGS.items():
             value = getattr(rotary, ours)
-            if value != defaults[ours] or (ours == "factor" and rotary.scaling != "none"):
+            if value != defaults[ours] or (ours in READ[rotary.scaling] and value is not None):
                 parameters[name] = list(value) if isinstance(value, tuple) else value
         return {"rope_parameters": parameters}
 
