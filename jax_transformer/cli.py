@@ -1,10 +1,11 @@
-"""`jax-transformer generate`: use what `train.py` has saved."""
+"""`jax-transformer`: use what `train.py` has saved, and look into checkpoints."""
 
 import contextlib
 import dataclasses
+import json
 import os
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,8 @@ import tyro
 
 from jax_transformer.arguments import parse_arguments
 from jax_transformer.errors import InputError
+from jax_transformer.porting.inspect import Inspect, inspect
+from jax_transformer.training.tokenize import Tokenize, tokenize
 
 
 @contextlib.contextmanager
@@ -36,63 +39,172 @@ def exit_on_bad_input() -> Generator[None]:
     raise SystemExit(2)
 
 
+def optional(metavar: str, default: str = "") -> Any:
+    """How the help shows a flag that may be left out."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=default and f"(default: {default})")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generate:
-    """Translate with the best model of a run, greedily."""
+    """Continue prompts with the best language model of a run, or translate with a translator.
+
+    The most likely token is taken, unless a flag asks for a draw.
+    """
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
     """Directory that `train.py` saved."""
-    text: Annotated[str | None, tyro.conf.arg(metavar="SENTENCE", help_behavior_hint="")] = None
+    prompt: Annotated[str | None, optional("TEXT")] = None
+    """The text to continue. What follows is shown as it comes."""
+    text: Annotated[str | None, optional("SENTENCE")] = None
     """The sentence to translate."""
-    input: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """Or a text file with a sentence on each line (`.gz` too)."""
-    output: Annotated[
-        Path | None,
-        tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: standard output)"),
-    ] = None
-    """New file for the translations, a line each."""
-    max_len: Annotated[
-        int | None,
-        tyro.conf.arg(metavar="TOKENS", help_behavior_hint="(default: about twice the source's)"),
-    ] = None
+    input: Annotated[Path | None, optional("FILE")] = None
+    """Or a text file with a prompt, or a sentence, on each line (`.gz` too)."""
+    output: Annotated[Path | None, optional("FILE", "standard output")] = None
+    """New file with a line for each: the translation, or a JSON object with prompt and text."""
+    max_tokens: Annotated[int | None, optional("TOKENS", "256, or what there is room for")] = None
+    """The most tokens that follow a prompt."""
+    temperature: Annotated[float | None, optional("T")] = None
+    """Draw tokens, logits divided by this: below 1 the likely ones gain, above 1 the others."""
+    top_k: Annotated[int | None, optional("K")] = None
+    """Draw from the K most likely tokens."""
+    top_p: Annotated[float | None, optional("P")] = None
+    """Draw from the most likely tokens that have this probability together."""
+    min_p: Annotated[float | None, optional("P")] = None
+    """Draw from the tokens that are at least this fraction as likely as the most likely one."""
+    repetition_penalty: Annotated[float | None, optional("X")] = None
+    """Above 1: tokens of the prompt and of the text so far become less likely."""
+    stop: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], optional("TEXT")]] = ()
+    """End before this text; may be given several times."""
+    seed: Annotated[int | None, optional("N", "0")] = None
+    """Of the draws: the same seed gives the same text."""
+    max_len: Annotated[int | None, optional("TOKENS", "about twice the source's")] = None
     """The most tokens of a translation."""
 
 
+OF_TRANSLATION = {"text": "--prompt", "max_len": "--max-tokens"}
+"""Flags that a language model has no use for, and those to give in their place."""
+
+OF_LANGUAGE = {
+    "prompt": "--text",
+    "max_tokens": "--max-len",
+    **dict.fromkeys(
+        ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed")
+    ),
+}
+"""And those that a translator has no use for."""
+
+
 def generate(options: Generate) -> None:
-    """Translate `text`, or the lines of `input`.
+    """Continue `prompt`, translate `text`, or do so with the lines of `input`.
 
     Raises:
-        InputError: neither or both of them, a file that cannot be read, an output that is there
-            already, a run without a model, a sentence that is too long.
+        InputError: neither or both of them, a flag that does not fit the kind of run, a file that
+            cannot be read, an output that is there already, a run without a model, a text that is
+            too long.
     """
     from jax_transformer.data.text import read_lines
-    from jax_transformer.decoding.translate import Translator
-    from jax_transformer.training.run import load_best
+    from jax_transformer.training.run import RunDirectory
 
-    if (options.text is None) == (options.input is None):
-        raise InputError("give either --text with a sentence or --input with a file of them")
+    task = RunDirectory(options.run_dir).load_task()
+    check_flags(options, task)
+    given = options.prompt if task == "language" else options.text
+    if (given is None) == (options.input is None):
+        flag, name = ("--prompt", "text") if task == "language" else ("--text", "a sentence")
+        raise InputError(f"give either {flag} with {name} or --input with a file of them")
     if options.output is not None and options.output.exists():
         raise InputError(f"--output {options.output} is there already: choose another name")
     if options.output is not None and not options.output.parent.is_dir():
         raise InputError(
             f"--output {options.output}: the directory {options.output.parent} is not there"
         )
-    sentences = [options.text or ""] if options.input is None else read_lines(options.input)
-    model = load_best(options.run_dir)
-    translator = Translator(model.graphdef, model.buffers, model.config, model.tokenizer)
-    translations = translator(model.params, sentences, max_len=options.max_len)
-    # One line each, so that line n of the output translates line n of the input.
-    lines = "".join(" ".join(translation.split()) + "\n" for translation in translations)
+    texts = [given or ""] if options.input is None else list(read_lines(options.input))
+    write = continue_prompts if task == "language" else translate
+    lines = write(options, texts)
     if options.output is None:
-        sys.stdout.write(lines)
+        for piece in lines:
+            print(piece, end="", flush=True)
     else:
         partial = options.output.with_name(f"{options.output.name}.partial")
-        partial.write_text(lines, encoding="utf-8")
+        partial.write_text("".join(lines), encoding="utf-8")
         partial.replace(options.output)
 
 
+def check_flags(options: Generate, task: str) -> None:
+    """Refuse flags that the run has no use for.
+
+    Raises:
+        InputError: one of them is given.
+    """
+    kind, unfit = "translator", OF_LANGUAGE
+    if task == "language":
+        kind, unfit = "language model", OF_TRANSLATION
+    for name, instead in unfit.items():
+        if getattr(options, name) not in (None, ()):
+            remedy = f"give {instead}" if instead else "leave it out"
+            raise InputError(
+                f"--{name.replace('_', '-')}: {options.run_dir} holds a {kind}, {remedy}"
+            )
+
+
+def translate(options: Generate, sentences: Sequence[str]) -> Iterator[str]:
+    """A line for each sentence."""
+    from jax_transformer.config import ModelConfig
+    from jax_transformer.data.tokenizer import Tokenizer
+    from jax_transformer.decoding.translate import Translator
+    from jax_transformer.training.run import load_best
+
+    model = load_best(options.run_dir)
+    assert isinstance(model.config, ModelConfig)
+    assert isinstance(model.tokenizer, Tokenizer)
+    translator = Translator(model.graphdef, model.buffers, model.config, model.tokenizer)
+    for translation in translator(model.params, sentences, max_len=options.max_len):
+        # One line each, so that line n of the output translates line n of the input.
+        yield " ".join(translation.split()) + "\n"
+
+
+def continue_prompts(options: Generate, prompts: Sequence[str]) -> Iterator[str]:
+    """What follows the one prompt, in pieces as they come, or a line for each of several."""
+    from jax_transformer.config import BOS_ID, EOS_ID, DecoderOnlyConfig
+    from jax_transformer.decoding.generate import TextGenerator
+    from jax_transformer.decoding.sampling import make_strategy
+    from jax_transformer.training.run import load_best
+
+    strategy = make_strategy(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+    )
+    model = load_best(options.run_dir)
+    assert isinstance(model.config, DecoderOnlyConfig)
+    generator = TextGenerator(
+        model.graphdef,
+        model.params,
+        model.buffers,
+        model.config,
+        model.tokenizer,
+        start_id=BOS_ID,
+        end_ids=(EOS_ID,),
+    )
+    settings: Any = {
+        "max_tokens": options.max_tokens,
+        "strategy": strategy,
+        "stops": options.stop,
+    }
+    if options.input is None and options.output is None:
+        yield from generator.stream(prompts[0], **settings)
+        yield "\n"
+        return
+    for prompt, found in zip(prompts, generator(prompts, **settings), strict=True):
+        yield json.dumps({"prompt": prompt, "text": found.text}, ensure_ascii=False) + "\n"
+
+
 COMMANDS: dict[str, tuple[Callable[..., Any], Callable[[Any], None]]] = {
-    "generate": (Generate, generate)
+    "generate": (Generate, generate),
+    "inspect": (Inspect, inspect),
+    "tokenize": (Tokenize, tokenize),
 }
 
 

@@ -18,6 +18,9 @@ from jax_transformer.models.parameters import Tree
 
 GREEDY = Greedy()
 
+MAX_TOKENS = 256
+"""The most tokens of a continuation, unless told otherwise."""
+
 SLOT_MULTIPLE = 16
 """Caches have a multiple of this number of slots."""
 
@@ -101,7 +104,7 @@ class TextGenerator:
         self,
         prompts: Sequence[str],
         *,
-        max_tokens: int,
+        max_tokens: int | None = None,
         strategy: Strategy = GREEDY,
         stops: Sequence[str] = (),
     ) -> list[Completion]:
@@ -109,7 +112,8 @@ class TextGenerator:
 
         Args:
             prompts: one text each.
-            max_tokens: the most tokens of a continuation.
+            max_tokens: the most tokens of a continuation; by default 256, or as many as the model
+                has room for after the longest prompt.
             strategy: how tokens are chosen (`sampling.make_strategy`). The draws for prompt n
                 depend on the seed and on n.
             stops: texts that end a continuation and are cut from it.
@@ -118,7 +122,7 @@ class TextGenerator:
             InputError: a prompt without tokens, or one too long to be continued by `max_tokens`,
                 before anything runs; a model that gives NaN.
         """
-        ids = self.encode(prompts, max_tokens)
+        ids, max_tokens = self.encode(prompts, max_tokens)
         results = [Continuation(TextStream(self.codec, row, stops), self.end_ids) for row in ids]
         for batch in prompt_batches(ids, self.rows_per_batch):
             rows = [results[place] for place in batch.rows[batch.lengths > 0]]
@@ -133,7 +137,7 @@ class TextGenerator:
         self,
         prompt: str,
         *,
-        max_tokens: int,
+        max_tokens: int | None = None,
         strategy: Strategy = GREEDY,
         stops: Sequence[str] = (),
     ) -> Iterator[str]:
@@ -142,12 +146,12 @@ class TextGenerator:
         Raises:
             InputError: as `__call__`; bad arguments before the first piece is asked for.
         """
-        (ids,) = self.encode([prompt], max_tokens)
+        (ids,), most = self.encode([prompt], max_tokens)
         result = Continuation(TextStream(self.codec, ids, stops), self.end_ids)
         (batch,) = prompt_batches([ids], 1)
 
         def pieces() -> Iterator[str]:
-            for tokens in self.tokens(batch, max_tokens, strategy):
+            for tokens in self.tokens(batch, most, strategy):
                 yield result.push(int(tokens[0]))
                 if result.over:
                     break
@@ -155,19 +159,20 @@ class TextGenerator:
 
         return filter(None, pieces())
 
-    def encode(self, prompts: Sequence[str], max_tokens: int) -> list[list[int]]:
-        """The tokens of each prompt, checked.
+    def encode(self, prompts: Sequence[str], max_tokens: int | None) -> tuple[list[list[int]], int]:
+        """The tokens of each prompt, and the most that may follow, checked.
 
         Raises:
             InputError: as `check_prompts`.
         """
         start = [] if self.start_id is None else [self.start_id]
         ids = [start + list(self.codec.encode(prompt)) for prompt in prompts]
-        config = self.config
-        check_prompts(
-            ids, vocab_size=config.vocab_size, max_tokens=max_tokens, max_len=config.max_len
-        )
-        return ids
+        vocab_size, max_len = self.config.vocab_size, self.config.max_len
+        if max_tokens is None:
+            room = max_len - max(map(len, ids), default=0)
+            max_tokens = max(min(room, MAX_TOKENS), 1)
+        check_prompts(ids, vocab_size=vocab_size, max_tokens=max_tokens, max_len=max_len)
+        return ids, max_tokens
 
     def tokens(
         self, batch: PromptBatch, max_tokens: int, strategy: Strategy = GREEDY
