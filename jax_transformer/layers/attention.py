@@ -138,6 +138,13 @@ def attention_scores(
     """`Q K^T` in float32 or wider; the G queries of one key head are more rows of one product."""
     wide = jnp.promote_types(query.dtype, jnp.float32)
     batch, length, heads, width = query.shape
+    if head_by_head(batch, length):
+        groups = query.reshape(key.shape[2], -1, width)
+        scores = [
+            jnp.matmul(queries, key[0, :, head].T, preferred_element_type=wide)
+            for head, queries in enumerate(groups)
+        ]
+        return jnp.concatenate(scores)[None, :, None]
     if heads == key.shape[2]:
         return jnp.einsum("BTNH,BSNH->BNTS", query, key, preferred_element_type=wide)
     grouped = query.reshape(batch, length, key.shape[2], -1, width)
@@ -145,11 +152,21 @@ def attention_scores(
     return scores.reshape(batch, heads, length, key.shape[1])
 
 
+def head_by_head(batch: int, length: int) -> bool:
+    """Whether a head is better taken by itself: one token of one row, on a CPU, where XLA reads
+    keys and values twice as fast for a product with one matrix as for a batch of them."""
+    return batch == length == 1 and jax.default_backend() == "cpu"
+
+
 def weighted_values(
     weights: Float[Array, "B N T S"], value: Float[Array, "B S K H"]
 ) -> Float[Array, "B T N H"]:
     """The sums of values; the G queries of one value head are more rows of one product."""
     batch, heads, length, size = weights.shape
+    if head_by_head(batch, length):
+        groups = weights.reshape(value.shape[2], -1, size)
+        sums = [group @ value[0, :, head] for head, group in enumerate(groups)]
+        return jnp.concatenate(sums)[None, None]
     if heads == value.shape[2]:
         return jnp.einsum("BNTS,BSNH->BTNH", weights, value)
     if length == 1:  # A cache's own order of axes: XLA's for the other form is half as fast.
