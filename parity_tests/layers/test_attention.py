@@ -379,7 +379,8 @@ def temporary_bytes(kv_heads, groups, size, *, repeat=False, implementation="ein
 
 @pytest.mark.parametrize("implementation", ["einsum", "fused"])
 def test_keys_and_values_are_never_repeated_in_memory(implementation):
-    # From 1 to 16 query heads a key head, memory grows by rows of scores, not by copies of keys.
+    # From 1 to 16 query heads a key head, memory grows by rows of scores (4.4 times theirs with
+    # the gradients), not by copies of keys.
     size, groups = 2048, 16
     keys = 4 * size * 2 * 64
     one, many, repeated = (
@@ -392,7 +393,7 @@ def test_keys_and_values_are_never_repeated_in_memory(implementation):
     )
     scores = 4 * size * 2 * groups
     for few, grouped, copied in zip(one, many, repeated, strict=True):
-        assert grouped - few <= 4 * scores < keys * groups / 4
+        assert grouped - few <= 5 * scores < keys * groups / 4
         assert copied > keys * groups
 
 
