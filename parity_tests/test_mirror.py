@@ -32,6 +32,8 @@ EXCEPTIONS = {
     "jax layers.stack": "layers under lax.scan: PyTorch has no compile time to save",
     "jax models.parameters": "models as trees; state_dict in PyTorch",
     # Names.
+    "jax layers.attention.*_by_head": "what XLA's CPU compiler reads fastest",
+    "jax layers.attention.cached_implementation": "the reference decodes without a cache",
     "jax layers.attention.softmax": "a derivative written out, as in PyTorch's kernel",
     "jax layers.attention.KeyValueStore": "the reference decodes without a cache",
     "jax layers.block.LayerStore": "the reference decodes without a cache",

@@ -16,7 +16,7 @@ from jax_transformer.layers.mask import check_boolean
 from jax_transformer.layers.normalization import RMSNorm
 from jax_transformer.layers.rotary import RotaryPositionalEncoding
 
-Implementation = Literal["auto", "einsum", "fused"]
+Implementation = Literal["auto", "einsum", "fused", "by head"]
 
 
 @runtime_checkable
@@ -57,8 +57,9 @@ def dot_product_attention(
     that may attend to nothing gives zeros, forwards and backwards (the lecture document gives NaN
     there). Source: Vaswani et al. 2017, section 3.2.1; lecture section 4.6.
 
-    `einsum` is written out here; `fused` is `jax.nn.dot_product_attention`, without weights, soft
-    cap, dropout and float64. `auto` is the latter where it can be, but on a CPU.
+    `einsum` is written out here, and so is `by head` for one token of one row; `fused` is
+    `jax.nn.dot_product_attention`, without weights, soft cap, dropout and float64. `auto` is the
+    latter where it can be, but on a CPU `einsum`.
 
     Raises:
         InputError: a mask of numbers, query heads that key-value heads do not divide, or a
@@ -82,7 +83,8 @@ def dot_product_attention(
 
     if implementation == "fused":
         return fused_attention(query, key, value, mask, bias, scale), None
-    scores = attention_scores(query, key) * scale
+    by_head = implementation == "by head"
+    scores = (scores_by_head if by_head else attention_scores)(query, key) * scale
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     if bias is not None:
@@ -91,7 +93,7 @@ def dot_product_attention(
         scores = jnp.where(mask, scores, -jnp.inf)
     weights = softmax(scores)
     dropped = weights if dropout is None else dropout(weights, dropout_key)
-    out = weighted_values(dropped.astype(value.dtype), value)
+    out = (values_by_head if by_head else weighted_values)(dropped.astype(value.dtype), value)
     return out, weights if need_weights else None
 
 
@@ -138,13 +140,6 @@ def attention_scores(
     """`Q K^T` in float32 or wider; the G queries of one key head are more rows of one product."""
     wide = jnp.promote_types(query.dtype, jnp.float32)
     batch, length, heads, width = query.shape
-    if head_by_head(batch, length):
-        groups = query.reshape(key.shape[2], -1, width)
-        scores = [
-            jnp.matmul(queries, key[0, :, head].T, preferred_element_type=wide)
-            for head, queries in enumerate(groups)
-        ]
-        return jnp.concatenate(scores)[None, :, None]
     if heads == key.shape[2]:
         return jnp.einsum("BTNH,BSNH->BNTS", query, key, preferred_element_type=wide)
     grouped = query.reshape(batch, length, key.shape[2], -1, width)
@@ -152,21 +147,11 @@ def attention_scores(
     return scores.reshape(batch, heads, length, key.shape[1])
 
 
-def head_by_head(batch: int, length: int) -> bool:
-    """Whether a head is better taken by itself: one token of one row, on a CPU, where XLA reads
-    keys and values twice as fast for a product with one matrix as for a batch of them."""
-    return batch == length == 1 and jax.default_backend() == "cpu"
-
-
 def weighted_values(
     weights: Float[Array, "B N T S"], value: Float[Array, "B S K H"]
 ) -> Float[Array, "B T N H"]:
     """The sums of values; the G queries of one value head are more rows of one product."""
     batch, heads, length, size = weights.shape
-    if head_by_head(batch, length):
-        groups = weights.reshape(value.shape[2], -1, size)
-        sums = [group @ value[0, :, head] for head, group in enumerate(groups)]
-        return jnp.concatenate(sums)[None, None]
     if heads == value.shape[2]:
         return jnp.einsum("BNTS,BSNH->BTNH", weights, value)
     if length == 1:  # A cache's own order of axes: XLA's for the other form is half as fast.
@@ -175,6 +160,35 @@ def weighted_values(
     grouped = weights.reshape(batch, value.shape[2], -1, length, size)
     out = jnp.einsum("BKGTS,BSKH->BTKGH", grouped, value)
     return out.reshape(batch, length, heads, value.shape[-1])
+
+
+def cached_implementation(query: Float[Array, "B T N H"]) -> Implementation:
+    """What reads a cache fastest."""
+    alone = query.shape[:2] == (1, 1) and jax.default_backend() == "cpu"
+    return "by head" if alone else "auto"
+
+
+def scores_by_head(
+    query: Float[Array, "1 1 N H"], key: Float[Array, "1 S K H"]
+) -> Float[Array, "1 N 1 S"]:
+    """`attention_scores` of one token of one row, a product for each key head: XLA's CPU compiler
+    reads a cache twice as fast so as in a batched product."""
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    groups = query.reshape(key.shape[2], -1, query.shape[-1])
+    scores = [
+        jnp.matmul(queries, key[0, :, head].T, preferred_element_type=wide)
+        for head, queries in enumerate(groups)
+    ]
+    return jnp.concatenate(scores)[None, :, None]
+
+
+def values_by_head(
+    weights: Float[Array, "1 N 1 S"], value: Float[Array, "1 S K H"]
+) -> Float[Array, "1 1 N H"]:
+    """`weighted_values` of one token of one row, likewise."""
+    groups = weights.reshape(value.shape[2], -1, weights.shape[-1])
+    sums = [group @ value[0, :, head] for head, group in enumerate(groups)]
+    return jnp.concatenate(sums)[None, None]
 
 
 @jax.custom_vjp
@@ -295,6 +309,7 @@ class MultiHeadAttention(nnx.Module):
             bias,
             scale=self.scale,
             soft_cap=self.soft_cap,
+            implementation="auto" if cache is None else cached_implementation(q),
             need_weights=need_weights,
             dropout=self.dropout,
             dropout_key=dropout_key,
