@@ -167,15 +167,12 @@ def run(options: Options, folder: Path) -> None:
                 opened.add(name, array)
         for target_format in options.formats:
             target = folder / f"target.{target_format}"
-            copied = copy_seconds(source, folder / "copy")
-            remove(folder / "copy")
             arguments = [str(source), str(target), target_format, str(int(options.transpose))]
             child = [sys.executable, "-m", "benchmarks.port_memory", "--one", *arguments]
             result = json.loads(subprocess.run(child, capture_output=True, check=True).stdout)
-            again = copy_seconds(source, folder / "copy")
+            cp = copy_seconds(source, folder / "copy")
             remove(folder / "copy")
             remove(target)
-            cp = (copied + again) / 2
             verdict = "" if result["bytes"] <= limit else "  TOO MUCH"
             print(
                 f"{source_format:<12} {target_format:<12} {result['bytes'] / 1e6:>8,.0f} "

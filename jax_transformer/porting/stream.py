@@ -1,8 +1,9 @@
 """Runs a plan tensor by tensor: in memory is what one move reads and what it makes."""
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from jax_transformer.porting.operations import contiguous
 from jax_transformer.porting.plan import Header, Move, Plan, check_tied
 
 Headers = Mapping[str, Header]
+
+AHEAD = 100 * 10**6
+"""Bytes up to which a move is made while the one before is being written."""
 
 
 def headers(plan: Plan, dtype: np.dtype | None = None) -> dict[str, Header]:
@@ -39,26 +43,41 @@ def stream(
     """
     for name, of in plan.tied.items():
         check_tied(name, tensors[name].read(), of, tensors[of].read())
-    for move in plan.moves:
-        # Nothing here may hold on to an array: it would be there beside the next.
-        results = apply(move, tensors)
-        for target in move.targets:
-            results[target] = cast(target, results[target], dtype)
-            for name in plan.names(target)[:-1]:
-                yield name, results[target]
-            yield target, results.pop(target)
+    with ThreadPoolExecutor(1) as pool:
+        ahead: Future[dict[str, np.ndarray]] | None = None
+        for move, following in itertools.pairwise((*plan.moves, None)):
+            assert move is not None
+            # Nothing here may hold on to an array: it would be there beside the next.
+            results = apply(move, tensors, dtype) if ahead is None else ahead.result()
+            small = following is not None and size_of(following, tensors) <= AHEAD
+            ahead = pool.submit(apply, following, tensors, dtype) if small else None
+            for target in move.targets:
+                for name in plan.names(target)[:-1]:
+                    yield name, results[target]
+                yield target, results.pop(target)
 
 
-def apply(move: Move, tensors: Mapping[str, LazyTensor]) -> dict[str, np.ndarray]:
+def size_of(move: Move, tensors: Mapping[str, LazyTensor]) -> int:
+    """Bytes of what a move reads and of what it makes."""
+    read = sum(tensors[name].nbytes for name in move.sources)
+    return read + sum(Header(shape, move.dtype).nbytes for shape in move.shapes)
+
+
+def apply(
+    move: Move, tensors: Mapping[str, LazyTensor], dtype: np.dtype | None
+) -> dict[str, np.ndarray]:
     """The targets of a move.
 
     Raises:
-        InputError: what its operations raise, with the name.
+        InputError: what its operations raise, with the name; a number that `dtype` cannot hold.
     """
     try:
-        return move.apply(tensors[name].read() for name in move.sources)
+        results = move.apply(tensors[name].read() for name in move.sources)
     except InputError as error:
         raise InputError(f"{' + '.join(move.sources)}: {error}") from None
+    for name in results:
+        results[name] = cast(name, results[name], dtype)
+    return results
 
 
 def cast_dtype(dtype: np.dtype, wanted: np.dtype | None) -> np.dtype:

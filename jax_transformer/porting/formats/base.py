@@ -11,6 +11,7 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +26,9 @@ MANIFEST = "manifest.json"
 
 CHUNK = 1 << 24
 """Bytes that are written at once."""
+
+SYNC = 1 << 26
+"""Bytes that are put onto the disk at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,6 +268,47 @@ def write_all(file: io.FileIO, data: memoryview) -> None:
     for chunk in chunks(data):
         while chunk:
             chunk = chunk[file.write(chunk) :]
+
+
+class OutputFile:
+    """A new file, written at any places; what is written goes onto the disk meanwhile, since a
+    disk that has been idle until the end takes as long again."""
+
+    def __init__(self, path: Path):
+        self._file = io.FileIO(path, "xb")
+        self._pool = ThreadPoolExecutor(1)
+        self._sync: Future[None] | None = None
+        self._waiting = 0
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Bytes from `offset` on.
+
+        Raises:
+            OSError: the disk is full or fails, now or with what was written before.
+        """
+        self._file.seek(offset)
+        write_all(self._file, memoryview(data))
+        self._waiting += len(data)
+        if self._waiting >= SYNC and (self._sync is None or self._sync.done()):
+            if self._sync is not None:
+                self._sync.result()
+            self._sync = self._pool.submit(os.fsync, self._file.fileno())
+            self._waiting = 0
+
+    def finish(self) -> None:
+        """All of it on the disk.
+
+        Raises:
+            OSError: the disk is full or fails.
+        """
+        if self._sync is not None:
+            self._sync.result()
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        self._pool.shutdown()
+        self._file.close()
 
 
 def sync_directory(path: Path) -> None:

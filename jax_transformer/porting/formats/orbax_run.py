@@ -11,8 +11,10 @@ zarr array for each leaf, in one OCDBT store).
 """
 
 import collections
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import tensorstore as ts
 
 from jax_transformer.errors import InputError
 from jax_transformer.porting.formats.base import (
+    SYNC,
     Checkpoint,
     LazyTensor,
     Writer,
@@ -180,6 +183,10 @@ class FolderWriter(Writer):
         self._companions = companions
         self._parts = {name: PARTS[name in frozenset(buffers)] for name in headers}
         self._arrays = self.partial / BEST / "0" / "default"
+        self._pool = ThreadPoolExecutor(1)
+        self._sync: Future[None] | None = None
+        self._synced: set[Path] = set()
+        self._waiting = 0
 
     def open(self) -> None:
         # Orbax writes what its version wants around the arrays; the arrays follow one by one.
@@ -233,16 +240,33 @@ class FolderWriter(Writer):
                 finished(self._arrays, writing.popleft())
         for chunk in writing:
             finished(self._arrays, chunk)
+        self._waiting += array.nbytes
+        if self._waiting >= SYNC and (self._sync is None or self._sync.done()):
+            self._sync = self._pool.submit(self.sync)
+            self._waiting = 0
+
+    def sync(self) -> None:
+        """Put the files of the arrays that are there onto the disk, each of them once."""
+        for path in self._arrays.rglob("d/*"):
+            # Files under way are renamed when they are complete.
+            with contextlib.suppress(FileNotFoundError):
+                if path not in self._synced and path.is_file():
+                    sync_file(path)
+                    self._synced.add(path)
 
     def finish(self) -> None:
         write_json(self.partial / CONFIG, self._config)
         copy_companions(self._companions, self.partial)
+        if self._sync is not None:
+            self._sync.result()
+        self.sync()
         for path in self.partial.rglob("*"):
-            sync_directory(path) if path.is_dir() else sync_file(path)
+            if path not in self._synced:
+                sync_directory(path) if path.is_dir() else sync_file(path)
         sync_directory(self.partial)
 
     def release(self) -> None:
-        """Nothing is open between tensors."""
+        self._pool.shutdown()
 
 
 def zarr_dtype(dtype: np.dtype) -> str:

@@ -4,7 +4,6 @@ The layout: 8 bytes with the length of the header (little-endian), the header
 `{name: {dtype, shape, data_offsets}, "__metadata__": {str: str}}`, the data without gaps.
 """
 
-import io
 import json
 import math
 import os
@@ -19,13 +18,13 @@ from jax_transformer.errors import InputError
 from jax_transformer.porting.formats.base import (
     Checkpoint,
     LazyTensor,
+    OutputFile,
     Writer,
     check_size,
     flat_bytes,
     map_tensor,
     readable_errors,
     unique,
-    write_all,
 )
 from jax_transformer.porting.plan import Header
 
@@ -202,22 +201,20 @@ class FileWriter(Writer):
     ):
         super().__init__(path, headers)
         self._start, self._offsets = lay_out(path, self.headers, metadata or {"format": "pt"})
-        self._file: io.FileIO | None = None
+        self._file: OutputFile | None = None
 
     def open(self) -> None:
-        self._file = io.FileIO(self.partial, "xb")
+        self._file = OutputFile(self.partial)
 
     def write(self, name: str, array: np.ndarray) -> None:
         assert self._file is not None
-        self._file.seek(self._offsets[name])
-        write_all(self._file, flat_bytes(array))
+        self._file.write(self._offsets[name], flat_bytes(array))
 
     def finish(self) -> None:
         # The header last: without it nobody takes the file for one.
         assert self._file is not None
-        self._file.seek(0)
-        write_all(self._file, memoryview(self._start))
-        os.fsync(self._file)
+        self._file.write(0, self._start)
+        self._file.finish()
 
     def release(self) -> None:
         if self._file is not None:

@@ -5,8 +5,6 @@ what does not fit into 32 bits). The standard library's writer takes twice the t
 checksums and writes in turns.
 """
 
-import io
-import os
 import struct
 import zlib
 from collections.abc import Mapping
@@ -14,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from jax_transformer.porting.formats.base import chunks, write_all
+from jax_transformer.porting.formats.base import OutputFile, chunks
 
 ALIGNMENT = 64
 """Of the bytes of entries, as in PyTorch's own files."""
@@ -54,11 +52,11 @@ class StoredZip:
             end = data + size
         self._end = end
         self._checksums: dict[str, int] = {}
-        self._file: io.FileIO | None = None
+        self._file: OutputFile | None = None
 
     def open(self) -> None:
         """Make the file."""
-        self._file = io.FileIO(self.path, "xb")
+        self._file = OutputFile(self.path)
 
     def write(self, name: str, data: memoryview) -> None:
         """The bytes of an entry."""
@@ -67,12 +65,10 @@ class StoredZip:
         # Both let other threads run.
         with ThreadPoolExecutor(1) as pool:
             checksum = pool.submit(checksum_of, data)
-            self._file.seek(entry.data)
-            write_all(self._file, data)
+            self._file.write(entry.data, data)
         self._checksums[name] = checksum.result()
-        self._file.seek(entry.header)
         header = local_header(name, entry.size, self._checksums[name], entry.data - entry.header)
-        write_all(self._file, memoryview(header))
+        self._file.write(entry.header, header)
 
     def finish(self) -> None:
         """The directory of the archive, without which it is none; all of it on the disk."""
@@ -81,10 +77,9 @@ class StoredZip:
             central_header(name, entry, self._checksums[name])
             for name, entry in self.entries.items()
         )
-        self._file.seek(self._end)
         end = directory_end(len(self.entries), len(directory), self._end)
-        write_all(self._file, memoryview(directory + end))
-        os.fsync(self._file)
+        self._file.write(self._end, directory + end)
+        self._file.finish()
 
     def release(self) -> None:
         """Close the file."""

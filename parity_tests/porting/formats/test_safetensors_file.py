@@ -224,7 +224,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tmp_path, monkeypatch):
     def full(file, data):
         raise OSError(28, "No space left on device")
 
-    place = "jax_transformer.porting.formats.safetensors_file.write_all"
+    place = "jax_transformer.porting.formats.base.write_all"
     with pytest.raises(InputError, match=r"No space left on device.*: free some space"):
         begin(tmp_path / "x", lambda: monkeypatch.setattr(place, full))
     assert not list(tmp_path.iterdir())

@@ -296,7 +296,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tmp_path, monkeypatch):
     def full(file, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("jax_transformer.porting.formats.zip_file.write_all", full)
+    monkeypatch.setattr("jax_transformer.porting.formats.base.write_all", full)
     with pytest.raises(InputError, match="No space left on device"):
         write(FileWriter, tmp_path / "x.pt", {"a": np.ones(1000)})
     assert not list(tmp_path.iterdir())
