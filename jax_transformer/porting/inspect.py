@@ -53,7 +53,8 @@ def summary(checkpoint: Checkpoint) -> str:
     lines = [
         f"{checkpoint.path}",
         f"format {checkpoint.format}, family {family_of(checkpoint) or 'unknown'}",
-        f"{len(tensors):,} tensors, {elements:,} numbers, {nbytes:,} bytes in {', '.join(dtypes)}",
+        f"{len(tensors):,} tensors, {elements:,} numbers, {nbytes:,} bytes once read: "
+        f"{', '.join(dtypes)}",
     ]
     if checkpoint.companions:
         lines.append("with " + ", ".join(path.name for path in checkpoint.companions))
@@ -147,7 +148,7 @@ def shorten(value: Any) -> str:
     if isinstance(value, Iterable) and not isinstance(value, (str, Mapping)):
         value = list(value)
         if len(value) > 8:
-            return f"{len(value):,} values: {shorten(value[:4])[1:-1]}, ..."
+            return f"{len(value):,} values: {', '.join(repr(each) for each in value[:3])}, ..."
     text = repr(value) if not isinstance(value, str) else value
     text = " ".join(text.split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
