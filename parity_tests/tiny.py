@@ -14,18 +14,23 @@ import signal
 import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import jax
 import numpy as np
 
 from jax_transformer.config import Architecture
-from jax_transformer.decoding import translate
-from jax_transformer.training import evaluate, loop
+from jax_transformer.decoding import generate, program, translate
+from jax_transformer.training import evaluate, language, loop
 from jax_transformer.training.checkpoint import CheckpointStore
 from jax_transformer.training.config import DataConfig, TrainConfig
-from jax_transformer.training.settings import OptimizerConfig, to_json
+from jax_transformer.training.language_config import (
+    LanguageArchitecture,
+    LanguageConfig,
+    LanguageDataConfig,
+)
+from jax_transformer.training.settings import OptimizerConfig, RunConfig, to_json
 from jax_transformer.training.setup import Setup, prepare
 
 SOURCE_WORDS, TARGET_WORDS = "abcdefgh", "STUVWXYZ"
@@ -86,7 +91,47 @@ def config(directory: Path, **changes: Any) -> TrainConfig:
     return dataclasses.replace(settings, **changes)
 
 
-def resumed(settings: TrainConfig, **changes: Any) -> TrainConfig:
+def write_documents(path: Path, count: int = 60) -> Path:
+    """`count` stretches of the alphabet from a to h, round and round, a blank line between."""
+    generator, letters = random.Random(0), "abcdefgh" * 8
+    starts = [(generator.randrange(8), generator.randint(2, 30)) for _ in range(count)]
+    documents = [letters[start : start + length] for start, length in starts]
+    path.write_text("\n\n".join(documents), encoding="utf-8")
+    return path
+
+
+def language_config(directory: Path, **changes: Any) -> LanguageConfig:
+    """Settings of a language model's run in `directory/run`, with dropout and decay."""
+    data = directory / "text.txt"
+    settings = LanguageConfig(
+        steps=10,
+        out=directory / "run",
+        tokens_per_batch=64,
+        evaluate_every=1000,
+        checkpoint_every=1000,
+        log_every=4,
+        matmul_precision="highest",
+        sample_tokens=6,
+        data=LanguageDataConfig(
+            text=(data if data.exists() else write_documents(data),),
+            separator="blank-line",
+            tokenizer="chars",
+        ),
+        model=LanguageArchitecture(
+            d_model=16, num_layers=1, num_heads=2, num_kv_heads=1, context=16, dropout=0.1
+        ),
+        optimizer=OptimizerConfig(
+            schedule="wsd", learning_rate=0.02, warmup_steps=2, weight_decay=0.1,
+            label_smoothing=0.0,
+        ),
+    )  # fmt: skip
+    return dataclasses.replace(settings, **changes)
+
+
+AnyConfig = TypeVar("AnyConfig", TrainConfig, LanguageConfig)
+
+
+def resumed(settings: AnyConfig, **changes: Any) -> AnyConfig:
     """The settings that go on with a run."""
     return dataclasses.replace(settings, resume=settings.out, **changes)
 
@@ -99,6 +144,7 @@ def shared(setup: Setup) -> Setup:
     settings = to_json(setup.config)
     for name in ("out", "steps", "evaluate_every", "checkpoint_every", "log_every"):
         del settings[name]
+    settings["rates_up_to"] = setup.config.steps if setup.config.has_end else None
     settings["data"] = setup.saved_config()["data"]
     if (name := json.dumps(settings)) not in _compiled:
         quick = jax.jit(setup.train_step, donate_argnums=0, compiler_options=QUICK)
@@ -128,11 +174,11 @@ class AtStep:
 
 
 def train(
-    settings: TrainConfig, *, before_step: int = -1, action: Callable[[], None] = lambda: None
+    settings: RunConfig, *, before_step: int = -1, action: Callable[[], None] = lambda: None
 ) -> str:
     """`loop.train`, with `action` before the step of that number; returns what it prints."""
 
-    def prepared(settings: TrainConfig) -> Setup:
+    def prepared(settings: RunConfig) -> Setup:
         setup = shared(prepare(settings))
         return dataclasses.replace(setup, batches=AtStep(setup.batches, before_step, action))
 
@@ -155,6 +201,20 @@ quick_loss = jax.jit(evaluate.loss_sum, static_argnames="graphdef", compiler_opt
 quick_attention = jax.jit(
     evaluate.cross_attention, static_argnames="graphdef", compiler_options=QUICK
 )
+quick_language_loss = jax.jit(
+    language.language_loss, static_argnames="graphdef", compiler_options=QUICK
+)
+quick_prefill = jax.jit(
+    program.prefill.__wrapped__,
+    static_argnames=("structure", "strategy", "slots", "end_ids"),
+    compiler_options=QUICK,
+)
+quick_step = jax.jit(
+    program.step.__wrapped__,
+    static_argnames=("structure", "strategy", "end_ids"),
+    donate_argnames="state",
+    compiler_options=QUICK,
+)
 
 
 @contextlib.contextmanager
@@ -164,6 +224,9 @@ def quick_programs() -> Generator[None]:
         mock.patch.object(translate, "decode", quick_decode),
         mock.patch.object(evaluate, "loss_sum", quick_loss),
         mock.patch.object(evaluate, "cross_attention", quick_attention),
+        mock.patch.object(language, "loss_sum", quick_language_loss),
+        mock.patch.object(generate, "prefill", quick_prefill),
+        mock.patch.object(generate, "step", quick_step),
     ):
         yield
 
@@ -202,7 +265,7 @@ def assert_same_bits(found: dict[str, np.ndarray], expected: dict[str, np.ndarra
 class Finished:
     """A run that went through to its end: its settings and what it printed."""
 
-    def __init__(self, settings: TrainConfig, output: str):
+    def __init__(self, settings: RunConfig, output: str):
         self.settings, self.output = settings, output
         assert settings.out is not None
         self.path: Path = settings.out

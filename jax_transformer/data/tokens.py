@@ -73,12 +73,7 @@ def write_tokens(path: Path, parts: Mapping[Part, Iterable[str]], tokenizer: Tex
     Raises:
         InputError: `path` does not end in `.bin` or is there already; as the documents are read.
     """
-    if path.suffix != ".bin":
-        raise InputError(f"{path}: a file of tokens has a name that ends in .bin")
-    if path.exists() or _beside(path, ".json").exists():
-        raise InputError(f"{path} is there already: choose another name")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: the directory {path.parent} is not there")
+    check_output(path)
     dtype = _dtype(tokenizer.vocab_size)
     ends: list[tuple[int, int]] = []
     counts: dict[str, int] = {}
@@ -102,6 +97,20 @@ def write_tokens(path: Path, parts: Mapping[Part, Iterable[str]], tokenizer: Tex
         "documents": counts,
     }
     _beside(path, ".json").write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
+
+
+def check_output(path: Path) -> None:
+    """Refuse to write over anything.
+
+    Raises:
+        InputError: `path` does not end in `.bin`, is there already, or has no directory.
+    """
+    if path.suffix != ".bin":
+        raise InputError(f"{path}: a file of tokens has a name that ends in .bin")
+    if path.exists() or _beside(path, ".json").exists():
+        raise InputError(f"{path} is there already: choose another name")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: the directory {path.parent} is not there")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

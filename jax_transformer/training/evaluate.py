@@ -11,8 +11,8 @@ from flax import nnx
 
 from jax_transformer.config import EOS_ID, ModelConfig
 from jax_transformer.data.batches import EvaluationBatch, evaluation_batches
-from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.data.text import ParallelText
+from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.decoding.translate import Translator
 from jax_transformer.layers.mask import create_length_mask, create_look_ahead_mask
 from jax_transformer.models.parameters import Tree

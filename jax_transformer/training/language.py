@@ -152,8 +152,7 @@ def read_documents(
     Args:
         data: where the text is.
         seed: of the split.
-        tokenizer: that of a run to resume; None makes one, from the documents to train on
-            (`chars` from all).
+        tokenizer: that of a run to resume; None makes one.
 
     Raises:
         InputError: as they are read.
@@ -163,9 +162,7 @@ def read_documents(
         return file.parts, file.tokenizer, file.sha256
     texts = split_texts(data, seed)
     if tokenizer is None:
-        parts = PARTS if data.tokenizer == "chars" else PARTS[:1]
-        text = (document for part in parts for document in texts[part])
-        tokenizer = make_tokenizer(data.tokenizer, text, data.vocab_size)
+        tokenizer = make_tokenizer_of(data, texts)
     hashed = hashlib.sha256()
     found: dict[Part, TokenDocuments] = {}
     for part in PARTS:
@@ -173,6 +170,19 @@ def read_documents(
         hashed.update(repr(documents).encode())
         found[part] = tokenize(documents, tokenizer)
     return found, tokenizer, hashed.hexdigest()
+
+
+def make_tokenizer_of(
+    data: LanguageDataConfig, texts: Mapping[Part, Iterable[str]]
+) -> TextTokenizer:
+    """The tokenizer that the settings ask for, from the documents to train on (`chars` from all).
+
+    Raises:
+        InputError: as `make_tokenizer`, or as the documents are read.
+    """
+    parts = PARTS if data.tokenizer == "chars" else PARTS[:1]
+    text = (document for part in parts for document in texts[part])
+    return make_tokenizer(data.tokenizer, text, data.vocab_size)
 
 
 def split_texts(data: LanguageDataConfig, seed: int) -> Mapping[Part, Iterable[str]]:

@@ -76,7 +76,7 @@ class LanguageArchitecture:
     d_model: int = 256
     """Width D of the residual stream."""
     num_layers: int = 6
-    """Blocks."""
+    """Blocks of the model."""
     num_heads: int = 8
     """Query heads N; each is D/N wide."""
     num_kv_heads: int | None = None

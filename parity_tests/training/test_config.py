@@ -1,15 +1,20 @@
 import dataclasses
+import itertools
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from jax_transformer.arguments import flags
 from jax_transformer.cli import Generate, main
-from jax_transformer.config import from_dict
+from jax_transformer.config import ModelConfig, from_dict
 from jax_transformer.errors import InputError
 from jax_transformer.training.config import PRESETS, TrainConfig, load_config, parse
+from jax_transformer.training.language_config import LANGUAGE_PRESETS, LanguageConfig
 from jax_transformer.training.settings import leaves, to_json
+from jax_transformer.training.setup import make_schedule
+from jax_transformer.training.tokenize import Tokenize
 
 
 def with_change(values, name, value):
@@ -157,7 +162,9 @@ def test_a_damaged_config_is_refused_by_its_file(tmp_path, content, message):
     ("show", "settings"),
     [
         (lambda: parse(["--help"]), TrainConfig),
+        (lambda: parse(["lm", "--help"]), LanguageConfig),
         (lambda: main(["generate", "--help"]), Generate),
+        (lambda: main(["tokenize", "--help"]), Tokenize),
     ],
 )
 def test_help_explains_every_flag(capsys, show, settings):
@@ -167,10 +174,13 @@ def test_help_explains_every_flag(capsys, show, settings):
     # Frames away, and lines joined that are broken for the width of a terminal.
     text = " ".join(re.sub(r"[│╭╮╰╯─|+]", " ", capsys.readouterr().out).split())
     _, text = text.split("show this help message and exit")
-    names = [name for name in flags(settings) if name != "--run-dir"]
+    names = [name for name in flags(settings) if name not in ("--run-dir", "--file")]
     places = [re.search(rf"{re.escape(name)} [A-Z{{]", text) for name in names]
-    for name, place, following in zip(names, places, [*places[1:], None], strict=True):
+    for name, place in zip(names, places, strict=True):
         assert place, f"{name} is not in --help"
+    # In the order of the help, which has groups last.
+    found = sorted(zip(places, names, strict=True), key=lambda each: each[0].start())
+    for (place, name), (following, _) in itertools.pairwise([*found, (None, "")]):
         description = text[place.end() : following.start() if following else None]
         words = re.findall(r"[a-z]{2,}", description.split("(default")[0])
         assert len(words) >= 2, f"{name} has no description"
@@ -182,4 +192,69 @@ def test_help_lists_the_commands(capsys):
     assert not ended.value.code
     text = capsys.readouterr().out
     assert "generate" in text
-    assert "Translate with the best model of a run" in text
+    assert "Continue prompts with the best" in text
+    assert "Write text as a file of tokens" in text
+
+
+@pytest.mark.parametrize("name", LANGUAGE_PRESETS)
+def test_every_language_preset_can_be_asked_for_and_read_back(name):
+    config = parse(["lm", "--preset", name])
+    assert config == LANGUAGE_PRESETS[name]
+    assert config.preset == name
+    values = json.loads(json.dumps(to_json(config)))
+    assert from_dict(LanguageConfig, values, place="here") == config
+
+
+def test_texts_and_sizes_of_a_language_model_are_flags():
+    flags = (
+        "lm --data.text a.txt folder --data.separator endoftext --model.architecture gpt2 "
+        "--model.d-model 64 --model.tied False --optimizer.schedule noam"
+    )
+    config = parse(flags.split())
+    assert config.data.text == (Path("a.txt"), Path("folder"))
+    model = config.model.config(100)
+    assert (model.position, model.layer.norm, model.layer.d_ff) == ("learned", "layer", 256)
+    assert not model.tied
+    llama = LANGUAGE_PRESETS["shakespeare"].model.config(100)
+    assert (llama.position, llama.layer.norm, llama.layer.d_ff) == ("rotary", "rms", 352)
+    assert llama.layer.gated
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--data.text a --data.jsonl b", r"--data\.text and --data\.jsonl: give one of them"),
+        ("--data.held-out 0.5", r"held_out=0\.5: must be above 0 and at most 0\.25"),
+        ("--data.tokenizer words", r"invalid choice 'words'"),
+        ("--model.num-heads 7", r"d_model=128 is not divisible by num_heads=7"),
+        ("--model.num-kv-heads 3", r"num_heads=4 is not divisible by num_kv_heads=3"),
+        ("--model.context 4096", r"tokens_per_batch=2048: a row alone has model\.context=4096"),
+        ("--optimizer.weight-decay -1", r"weight_decay=-1\.0: must be at least 0 and finite"),
+        ("--optimizer.final-fraction 2", r"final_fraction=2\.0: must be from 0 to 1"),
+        ("--preset small", r"--preset=small: must be one of shakespeare, tiny"),
+        ("--vocab-size 9", r"--vocab-size: did you mean --data\.vocab-size\?"),
+    ],
+)
+def test_a_language_command_line_that_cannot_be_used_is_refused(arguments, message, capsys):
+    with pytest.raises(InputError, match=message) as refused:
+        parse(["lm", *arguments.split()])
+    assert "\n" not in str(refused.value)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cosine", {1: 0.02, 100: 2.0, 200: 0.2}),
+        ("wsd", {1: 0.02, 100: 2.0, 120: 2.0, 160: 1.1, 200: 0.2}),
+    ],
+)
+def test_translation_can_use_every_schedule(name, expected):
+    optimizer = dataclasses.replace(
+        PRESETS["tiny"].optimizer, schedule=name, learning_rate=1.0, learning_rate_scale=2.0,
+        decay_fraction=0.4,
+    )  # fmt: skip
+    config = dataclasses.replace(PRESETS["tiny"], optimizer=optimizer)
+    schedule = make_schedule(config, ModelConfig(src_vocab_size=9, tgt_vocab_size=9))
+    for step, rate in expected.items():
+        assert float(schedule(step - 1)) == pytest.approx(rate, rel=1e-6)
