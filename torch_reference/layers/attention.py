@@ -126,6 +126,8 @@ def attention_scores(
     """`Q K^T` in float32 or wider."""
     wide = torch.promote_types(query.dtype, torch.float32)
     batch, length, heads, width = query.shape
+    if heads == key.shape[2]:
+        return torch.einsum("btnh,bsnh->bnts", query.to(wide), key.to(wide))
     grouped = query.reshape(batch, length, key.shape[2], -1, width)
     scores = torch.einsum("btkgh,bskh->bkgts", grouped.to(wide), key.to(wide))
     return scores.reshape(batch, heads, length, key.shape[1])
@@ -136,6 +138,8 @@ def weighted_values(
 ) -> Float[Tensor, "B T N H"]:
     """The sums of values."""
     batch, heads, length, size = weights.shape
+    if heads == value.shape[2]:
+        return torch.einsum("bnts,bsnh->btnh", weights, value)
     grouped = weights.reshape(batch, value.shape[2], -1, length, size)
     out = torch.einsum("bkgts,bskh->btkgh", grouped, value)
     return out.reshape(batch, length, heads, value.shape[-1])
