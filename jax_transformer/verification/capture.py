@@ -101,11 +101,11 @@ def intercepted(model: nnx.Module, handle: Handler, *, place: str = "") -> Gener
     before = {cls: vars(cls)["__call__"] for cls in owners}
     try:
         for cls in owners:
-            cls.__call__ = wrap(before[cls])
+            setattr(cls, "__call__", wrap(before[cls]))  # noqa: B010
         yield
     finally:
         for cls in owners:
-            cls.__call__ = before[cls]
+            setattr(cls, "__call__", before[cls])  # noqa: B010
 
 
 @contextlib.contextmanager

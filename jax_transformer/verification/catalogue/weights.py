@@ -99,10 +99,12 @@ def fused_layout(module: Any, call: FedCall, weights: Weights) -> Iterator[Remed
     names = ("q_proj", "k_proj", "v_proj")
     if not isinstance(module, Linear) or name not in names:
         return
-    parts = [weights.sibling(f"{each}.kernel") for each in names]
-    biases = [weights.sibling(f"{each}.bias") for each in names]
-    if any(part is None or part.shape != parts[0].shape for part in parts):
+    found = [weights.sibling(f"{each}.kernel") for each in names]
+    parts = [part for part in found if part is not None and part.shape == module.kernel.shape]
+    if len(parts) < len(names):
         return
+    sides = [weights.sibling(f"{each}.bias") for each in names]
+    biases = [bias for bias in sides if bias is not None]
     size, index = parts[0].shape[1], names.index(name)
     fused = np.concatenate(parts, axis=1)
     for heads in [h for h in range(2, size + 1) if size % h == 0]:
@@ -113,7 +115,7 @@ def fused_layout(module: Any, call: FedCall, weights: Weights) -> Iterator[Remed
             ("in thirds", columns.reshape(3, heads, width).swapaxes(0, 1).reshape(3, size)),
         ):
             values = {"kernel": fused[:, order[index]]}
-            if all(bias is not None for bias in biases):
+            if len(biases) == len(names):
                 values["bias"] = np.concatenate(biases)[order[index]]
             yield Remedy(
                 "fused layout",
