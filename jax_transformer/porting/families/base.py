@@ -13,12 +13,13 @@ from jax_transformer.config import (
     DecoderOnlyConfig,
     EncoderDecoderConfig,
     EncoderOnlyConfig,
+    ModelConfig,
     from_dict,
 )
 from jax_transformer.errors import InputError
 from jax_transformer.porting.rules import Rules
 
-Config = DecoderOnlyConfig | EncoderOnlyConfig | EncoderDecoderConfig
+Config = DecoderOnlyConfig | EncoderOnlyConfig | EncoderDecoderConfig | ModelConfig
 Values = dict[str, Any]
 
 REQUIRED: Any = object()
@@ -174,7 +175,7 @@ class Family:
     """The `model_type` in `config.json`; the first is written. None: that file has another form."""
     architecture: str
     """The `transformers` class, for `architectures`."""
-    config: type[DecoderOnlyConfig] | type[EncoderOnlyConfig] | type[EncoderDecoderConfig]
+    config: type[Config]
     """What our config is."""
     fields: Sequence[Entry]
     """The config table; `COMMON` is added."""

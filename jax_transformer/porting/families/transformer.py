@@ -5,6 +5,7 @@ its module is, and that is in the module's name.
 """
 
 from jax_transformer.config import ModelConfig
+from jax_transformer.porting.families.base import Family
 from jax_transformer.porting.operations import Transpose
 from jax_transformer.porting.rules import Alias, Rule
 
@@ -30,3 +31,14 @@ def rules(config: ModelConfig) -> tuple[Rule | Alias, ...]:
     if config.tied_tables == "all":
         tied += (Alias("encoder.embedding.weight", "decoder.embedding.weight"),)
     return tied + RULES
+
+
+FAMILY = Family(
+    name="transformer",
+    model_types=(),
+    architecture="",
+    config=ModelConfig,
+    fields=(),
+    fixed={},
+    rules=rules,
+)

@@ -3,6 +3,7 @@ which only the best model is left.
 
 config.json              settings; the model under "model"
 tokenizer.json           and other files that belong to it
+source/config.json       of a ported model: as it was where it came from
 checkpoints/best/STEP/   {"params": ..., "buffers": ...}, written by orbax
 checkpoints/latest/STEP/ of a run that trains: the parameters among the rest of its state
 
@@ -33,13 +34,13 @@ from jax_transformer.porting.formats.base import (
     sync_file,
     write_json,
 )
-from jax_transformer.porting.formats.huggingface import copy_companions
+from jax_transformer.porting.formats.huggingface import companions, copy_companions
 from jax_transformer.porting.plan import Header
 
 FORMAT = "orbax"
 
 CONFIG = "config.json"
-COMPANIONS = ("tokenizer.json",)
+SOURCE = "source"
 BEST = Path("checkpoints", "best")
 LATEST = Path("checkpoints", "latest")
 PARTS = ("params", "buffers")
@@ -76,7 +77,7 @@ def read(path: Path) -> Checkpoint:
         tensors=tensors,
         config=config,
         metadata={"step": step.name, "rest": rest},
-        companions=tuple(path / name for name in COMPANIONS if (path / name).is_file()),
+        companions=companions(path),
     )
 
 
@@ -164,6 +165,7 @@ class FolderWriter(Writer):
         config: the content of `config.json`, the model under "model".
         companions: files to copy beside it.
         buffers: the tensors that are buffers; all others are parameters.
+        originals: files that are kept in a folder of their own: the config of the source.
 
     Raises:
         InputError: what `Writer` raises.
@@ -177,10 +179,12 @@ class FolderWriter(Writer):
         config: Mapping[str, Any],
         companions: Sequence[Path] = (),
         buffers: Sequence[str] = (),
+        originals: Sequence[Path] = (),
     ):
         super().__init__(path, headers)
         self._config = config
         self._companions = companions
+        self._originals = originals
         self._parts = {name: PARTS[name in frozenset(buffers)] for name in headers}
         self._arrays = self.partial / BEST / "0" / "default"
         self._pool = ThreadPoolExecutor(1)
@@ -257,6 +261,9 @@ class FolderWriter(Writer):
     def finish(self) -> None:
         write_json(self.partial / CONFIG, self._config)
         copy_companions(self._companions, self.partial)
+        if self._originals:
+            (self.partial / SOURCE).mkdir()
+            copy_companions(self._originals, self.partial / SOURCE)
         if self._sync is not None:
             self._sync.result()
         self.sync()
