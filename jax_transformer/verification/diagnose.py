@@ -8,7 +8,7 @@ the module gives what the reference gave from the same inputs.
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -82,16 +82,20 @@ def diagnose(
     reference: Record,
     weights: Weights,
     catalogue: Sequence[Entry],
+    excused: Collection[str] = (),
     valid: np.ndarray | None = None,
 ) -> Diagnosis:
     """The cause of the difference at `point`, in the call `name` of the module that computed it.
 
     First each remedy alone, then two at once.
+
+    Args:
+        excused: points that may go on to differ: those that modules inside compute, wrongly.
     """
     remedies = [remedy for entry in catalogue for remedy in entry(call.module, call, weights)]
     pairs = itertools.islice(differing(itertools.combinations(remedies, 2)), MOST_PAIRS)
     for chosen in itertools.chain(((remedy,) for remedy in remedies), pairs):
-        if agrees(chosen, point, name, call, reference, valid):
+        if agrees(chosen, point, name, call, reference, excused, valid):
             sentence = " and ".join(remedy.sentence for remedy in chosen)
             kinds = tuple(remedy.kind for remedy in chosen)
             return Diagnosis(module_of(f"{name}:"), point, error, kinds, f"agrees when {sentence}")
@@ -113,10 +117,11 @@ def agrees(
     name: str,
     call: FedCall,
     reference: Record,
+    excused: Collection[str],
     valid: np.ndarray | None,
 ) -> bool:
     """Whether the module gives the reference's values at `point`, and at all others up to its
-    own output, when the remedies are applied."""
+    own output but those `excused`, when the remedies are applied."""
     trial = Trial(nnx.clone(call.module), call.args, dict(call.kwargs))
     try:
         for remedy in remedies:
@@ -134,4 +139,6 @@ def agrees(
     except (TypeError, ValueError, AttributeError):  # the remedy does not fit this module
         return False
     errors = comparison.errors
-    return point in errors and all(error <= SAME_FUNCTION for error in errors.values())
+    return point in errors and all(
+        error <= SAME_FUNCTION for each, error in errors.items() if each not in excused
+    )

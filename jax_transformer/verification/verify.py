@@ -74,7 +74,8 @@ class Report:
     """Likewise backwards, from the loss on; and of each parameter, under its name."""
     output_error: float
     """Float64: of the final output, each side by itself."""
-    dtype: str
+    dtype: str | None
+    """None: no narrow run was asked for."""
     accuracy: dict[str, Accuracy]
     """In `dtype`: the error of each side against float64 at each point, each side by itself."""
     distributions: Distributions | None
@@ -112,13 +113,13 @@ class Report:
             name = max(self.accuracy, key=lambda point: self.accuracy[point].ratio)
             ratio = self.accuracy[name].ratio
             return f"the same function, but {name} is {ratio:.1f} times less accurate than theirs"
-        return f"the same function, as accurate in {self.dtype}"
+        return f"the same function{'' if self.dtype is None else f', as accurate in {self.dtype}'}"
 
 
 def verify_pair(
     pair: Pair,
     *,
-    dtype: str = "float32",
+    dtype: str | None = "float32",
     backward: bool = False,
     most: int = 3,
     progress: Callable[[str], None] = lambda message: None,
@@ -126,6 +127,7 @@ def verify_pair(
     """Run both sides and compare.
 
     Args:
+        dtype: of the run that errors are measured in; None: none.
         backward: gradients too.
         most: diagnose at most so many modules.
         progress: is told what is done next.
@@ -150,8 +152,11 @@ def verify_pair(
         if backward and not diagnoses:
             progress("gradients")
             gradients, diagnoses = explain_backward(pair, model, run, record)
-    progress(f"both in {dtype}")
-    accuracy, distributions = narrow_runs(pair, record, wide, dtype)
+    accuracy: dict[str, Accuracy] = {}
+    distributions = None
+    if dtype is not None:
+        progress(f"both in {dtype}")
+        accuracy, distributions = narrow_runs(pair, record, wide, dtype)
     return Report(
         parameters=sizes(pair),
         problems=tuple(problems),
@@ -247,7 +252,8 @@ def reference_run(pair: Pair, *, backward: bool) -> tuple[np.ndarray, Record]:
 
     with float64_throughout(model):
         _, record = torch_record(model, run, pair.rename, backward=backward)
-    return outputs[0].numpy(), record
+    record.points[":out"] = outputs[0].numpy()
+    return record.points[":out"], record
 
 
 def at_valid(weights: Any, valid: np.ndarray) -> Any:
@@ -273,23 +279,37 @@ def explain(
             continue
         call = call_of(point, comparison)
         name = call.partition("#")[0]
+        excused = [
+            each
+            for each, wrong in comparison.errors.items()
+            if not wrong <= SAME_FUNCTION and call_of(each, comparison) != call
+        ]
         if any(each.module == name for each in found):
             continue
-        found.append(
-            diagnose(
-                point,
-                error,
-                call,
-                comparison.calls[call],
-                record,
-                Weights(weights, dict(pair.their_weights), name),
-                CATALOGUE,
-                pair.valid,
-            )
+        diagnosis = diagnose(
+            point,
+            error,
+            call,
+            comparison.calls[call],
+            record,
+            Weights(weights, dict(pair.their_weights), name),
+            CATALOGUE,
+            excused,
+            pair.valid,
         )
+        # A module gives several results, of which one is a point: what is wrong with the others
+        # shows around it.
+        if diagnosis.kinds and any(is_inside(each, diagnosis) for each in found):
+            continue
+        found.append(diagnosis)
         if len(found) == most:
             break
     return found
+
+
+def is_inside(one: Diagnosis, other: Diagnosis) -> bool:
+    """Whether a module is a part of another, and the cause is the same."""
+    return one.kinds == other.kinds and one.module.startswith(f"{other.module}.")
 
 
 def call_of(point: str, comparison: Comparison) -> str:
@@ -340,9 +360,10 @@ def narrow_runs(
 
     model = in_dtype(pair.theirs, getattr(torch, dtype))
     inputs = [as_torch(each, getattr(torch, dtype)) for each in pair.inputs]
-    _, theirs = torch_record(
+    result, theirs = torch_record(
         model, lambda: pair.torch_call(model, *inputs), pair.rename, backward=False
     )
+    theirs.points[":out"] = result
     ours, found = own_points(pair, dtype)
     accuracy = {}
     for point, truth in wide.points.items():
@@ -376,4 +397,5 @@ def own_points(pair: Pair, dtype: str) -> tuple[dict[str, np.ndarray], np.ndarra
 
     with intercepted(model, handle):
         output = model(*[as_jax(each, dtype) for each in pair.inputs])
-    return points, np.asarray(output, np.float64)
+    points[":out"] = np.asarray(output)
+    return points, points[":out"].astype(np.float64)

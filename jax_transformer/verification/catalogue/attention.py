@@ -121,9 +121,13 @@ def unscaled(config: RotaryConfig) -> RotaryConfig:
 
 def rotary(**changes: Any) -> Callable[[Trial], None]:
     """The change that gives the module another rotation."""
-    return lambda trial: set_rotary(
-        trial, dataclasses.replace(rotation(trial.module).config, **changes)
-    )
+
+    def change(trial: Trial) -> None:
+        found = rotation(trial.module)
+        assert found is not None
+        found.config = dataclasses.replace(found.config, **changes)
+
+    return change
 
 
 def set_rotary(trial: Trial, config: RotaryConfig) -> None:
@@ -139,15 +143,20 @@ ARGUMENTS = {
 }
 
 
+def names_of(module: Any) -> tuple[str, ...]:
+    """The arguments of a call in their order."""
+    return next(names for cls, names in ARGUMENTS.items() if isinstance(module, cls))
+
+
 def argument(trial: Trial, name: str) -> Any:
     """The argument of a call."""
-    index = ARGUMENTS[type(trial.module)].index(name)
+    index = names_of(trial.module).index(name)
     return trial.args[index] if index < len(trial.args) else trial.kwargs.get(name)
 
 
 def set_argument(trial: Trial, name: str, value: Any) -> None:
     """Call with another one."""
-    index = ARGUMENTS[type(trial.module)].index(name)
+    index = names_of(trial.module).index(name)
     if index < len(trial.args):
         trial.args = (*trial.args[:index], value, *trial.args[index + 1 :])
     else:

@@ -89,6 +89,20 @@ def logit_scale(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy
                 )
 
 
+def logit_soft_cap(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+    """Another cap on logits, or none."""
+    config = getattr(module, "config", None)
+    if not hasattr(config, "logit_soft_cap") or not hasattr(module, "output_proj"):
+        return
+    for cap in (None, 20.0, 30.0, 50.0):
+        if cap != config.logit_soft_cap:
+            yield Remedy(
+                "logit soft cap",
+                f"the soft cap of logits is {cap}, not {config.logit_soft_cap}: set logit_soft_cap",
+                lambda trial, cap=cap: set_config(trial, logit_soft_cap=cap),
+            )
+
+
 def final_norm(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
     """The norm after the last block left out."""
     if getattr(module, "norm", None) is not None and hasattr(module, "layers"):
@@ -147,4 +161,4 @@ def put(trial: Trial, place: int | str, value: Any) -> None:
         trial.kwargs[place] = value
 
 
-ENTRIES = (placement, embedding_scale, logit_scale, final_norm, shifted_positions)
+ENTRIES = (placement, embedding_scale, logit_scale, logit_soft_cap, final_norm, shifted_positions)

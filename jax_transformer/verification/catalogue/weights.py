@@ -181,12 +181,19 @@ def from_reference(module: Any, call: FedCall, weights: Weights) -> Iterator[Rem
         f"it has the reference's {' and '.join(unequal)}: the port changed the numbers",
     )
     for dtype in (ml_dtypes.bfloat16, np.float16):
-        if all(np.array_equal(theirs[n].astype(dtype), ours[n].astype(dtype)) for n in unequal):
+        if all(is_rounded(ours[n], theirs[n], dtype) for n in unequal):
             narrow = np.dtype(dtype).name
             kind = "rounded weights"
-            sentence = f"its weights are not rounded to {narrow}: one side was stored in it"
+            sentence = f"it has the reference's weights: one side was stored in {narrow}"
             break
     yield Remedy(kind, sentence, replaced(**{name: theirs[name] for name in unequal}))
+
+
+def is_rounded(one: np.ndarray, two: np.ndarray, dtype: Any) -> bool:
+    """Whether one of two arrays is the other, rounded to `dtype`."""
+    return any(
+        np.array_equal(a.astype(dtype).astype(b.dtype), b) for a, b in ((one, two), (two, one))
+    )
 
 
 ENTRIES = (transposed, head_order, fused_layout, swapped, tied_head, from_reference)

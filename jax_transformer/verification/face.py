@@ -1,0 +1,208 @@
+"""A user's own pair of modules, and models in files."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jax_transformer.errors import InputError
+from jax_transformer.models.parameters import flatten, split, unflatten
+from jax_transformer.porting.plan import Plan, Table, make_plan, run, sources_of
+from jax_transformer.verification.verify import Arrays, Pair, Report, verify_pair
+
+
+def verify(
+    ours: str | os.PathLike[str],
+    reference: str | os.PathLike[str],
+    *,
+    dtype: str | None = "float32",
+    backward: bool = False,
+    progress: Callable[[str], None] = lambda message: None,
+) -> Report:
+    """Compare a model of this library with the one it was made from, on inputs that reveal.
+
+    Args:
+        ours: a run, a ported directory, or any checkpoint that `port` takes.
+        reference: a `.pt` of the lecture document's script or of `torch_reference`, another run or
+            ported directory, or a Hugging Face folder, which `transformers` loads.
+        dtype: of the run that accuracy is measured in; None: float64 alone.
+        backward: gradients too.
+        progress: is told what is done next.
+
+    Raises:
+        InputError: files that cannot be read, or models that cannot be given the same inputs.
+    """
+    from jax_transformer.verification.reference import load_pair
+
+    progress("loading both models")
+    pair = load_pair(Path(ours), Path(reference))
+    return verify_pair(pair, dtype=dtype, backward=backward, progress=progress)
+
+
+def compare_modules(
+    torch_module: Any,
+    jax_module: nnx.Module,
+    mapping: Table,
+    inputs: Arrays,
+    *,
+    torch_call: Callable[..., Any] = lambda module, *inputs: module(*inputs),
+    valid: np.ndarray | None = None,
+    dtype: str | None = "float32",
+    backward: bool = False,
+) -> Report:
+    """Compare a pair of modules that need not be of this library.
+
+    The JAX module gets the weights of the PyTorch one through `mapping`; which of their modules
+    correspond follows from where these go: those that hold parameters, and numbered ones (layers)
+    that hold the same ones.
+
+    Args:
+        torch_module: an `nn.Module`; it is left as it is.
+        jax_module: an `nnx.Module`, called as `jax_module(*inputs)`; it is left as it is, and its
+            parameters need not be real (`nnx.eval_shape`).
+        mapping: porting rules from PyTorch's names to those of the JAX side.
+        inputs: arrays, or None.
+        torch_call: how the PyTorch side is called with tensors, and what of its result counts.
+        valid: `[B, T]`, True at the tokens that count; None: all.
+        dtype: of the run that accuracy is measured in; None: float64 alone.
+        backward: gradients too.
+
+    Raises:
+        InputError: a JAX side that is no module, or rules that do not fit the two.
+    """
+    if not isinstance(jax_module, nnx.Module):
+        raise InputError(
+            f"jax_module is a {type(jax_module).__name__}: give an nnx.Module, whose calls can be "
+            f"followed"
+        )
+    tensors = {name: as_numpy(tensor) for name, tensor in torch_module.state_dict().items()}
+    plan = make_plan(mapping, tensors, target_shapes(jax_module, mapping, tensors))
+    weights = run(plan, tensors)
+    pair = Pair(
+        ours=with_weights(jax_module, weights),
+        theirs=torch_module,
+        inputs=tuple(inputs),
+        rename=module_names(plan).get,
+        their_weights={name: np.asarray(value, np.float64) for name, value in weights.items()},
+        torch_call=torch_call,
+        valid=valid,
+    )
+    return verify_pair(pair, dtype=dtype, backward=backward)
+
+
+def assert_same_function(
+    torch_module: Any,
+    jax_module: nnx.Module,
+    mapping: Table,
+    inputs: Arrays,
+    **options: Any,
+) -> None:
+    """Raise unless the two modules compute the same function, as accurately; the message is the
+    diagnosis. Arguments are those of `compare_modules`.
+
+    Raises:
+        AssertionError: they do not.
+        InputError: they cannot be compared.
+    """
+    report = compare_modules(torch_module, jax_module, mapping, inputs, **options)
+    if not report.same:
+        raise AssertionError(explanation(report))
+
+
+def explanation(report: Report) -> str:
+    """The verdict, and a line for each further module that differs."""
+    lines = [report.verdict]
+    lines += [f"`{each.module}`: {each.sentence}" for each in report.diagnoses[1:]]
+    lines += [problem for problem in report.problems if problem not in report.verdict]
+    return "\n".join(lines)
+
+
+def as_numpy(tensor: Any) -> np.ndarray:
+    """A tensor of the reference; narrow ones widened, exactly."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype.itemsize < 4 else tensor).numpy()
+
+
+def target_shapes(
+    model: nnx.Module, mapping: Table, tensors: Mapping[str, Any]
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of the parameters, and of those buffers that the reference has too."""
+    _, params, buffers = split(model)
+    shapes = {name: leaf.shape for name, leaf in flatten(params).items()}
+    for name, leaf in flatten(buffers).items():
+        sources = sources_of(mapping, name)
+        if sources and all(source in tensors for source in sources):
+            shapes[name] = leaf.shape
+    return shapes
+
+
+def with_weights(model: nnx.Module, weights: Mapping[str, np.ndarray]) -> nnx.Module:
+    """A copy of the model with these parameters and buffers, floating-point ones in float32."""
+    graphdef, params, buffers = split(model)
+
+    def filled(tree: Any) -> Any:
+        leaves = flatten(tree)
+        given = {name: as_leaf(weights[name]) for name in leaves if name in weights}
+        return unflatten(leaves | given, tree)
+
+    return nnx.merge(graphdef, filled(params), filled(buffers))
+
+
+def as_leaf(value: np.ndarray) -> Any:
+    """In float32 where it is of floating point."""
+    return jnp.asarray(value, jnp.float32 if np.issubdtype(value.dtype, np.floating) else None)
+
+
+def module_names(plan: Plan) -> dict[str, str]:
+    """From PyTorch's modules to ours: those whose parameters go to one of ours, and numbered ones
+    whose parameters are all of one of ours."""
+    ways = [(move.sources, move.targets) for move in plan.moves]
+    found: dict[str, str] = {}
+    for depth_first in (leaf_modules(ways), numbered_modules(ways)):
+        for theirs, ours in depth_first:
+            found.setdefault(theirs, ours)
+    return found
+
+
+Ways = Sequence[tuple[tuple[str, ...], tuple[str, ...]]]
+
+
+def owner(name: str) -> str:
+    """The module of a parameter."""
+    return name.rpartition(".")[0]
+
+
+def leaf_modules(ways: Ways) -> list[tuple[str, str]]:
+    """Modules with parameters of their own that correspond one to one."""
+    pairs = {(owner(s), owner(t)) for sources, targets in ways for s in sources for t in targets}
+    theirs, ours = [one for one, _ in pairs], [two for _, two in pairs]
+    return [
+        (one, two) for one, two in pairs if one and theirs.count(one) == 1 and ours.count(two) == 1
+    ]
+
+
+def numbered_modules(ways: Ways) -> list[tuple[str, str]]:
+    """`h.0` and `layers.0`: numbered on both sides, with the same parameters in them."""
+    theirs, ours = inside(ways, 0), inside(ways, 1)
+    same = {members: module for module, members in ours.items()}
+    return [(module, same[members]) for module, members in theirs.items() if members in same]
+
+
+def inside(ways: Ways, side: int) -> dict[str, frozenset[int]]:
+    """Numbered module -> the ways that begin (or end) in it, all of whose tensors are its own."""
+    found: dict[str, set[int]] = {}
+    for index, way in enumerate(ways):
+        for prefix in numbered_prefixes(way[side][0]):
+            if all(name.startswith(f"{prefix}.") for name in way[side]):
+                found.setdefault(prefix, set()).add(index)
+    return {prefix: frozenset(members) for prefix, members in found.items()}
+
+
+def numbered_prefixes(name: str) -> list[str]:
+    """`layers.0.ffn.linear1.weight -> ["layers.0"]`."""
+    parts = name.split(".")
+    return [".".join(parts[: i + 1]) for i, part in enumerate(parts[:-1]) if part.isdigit()]

@@ -1,0 +1,253 @@
+"""Models in files as a pair: ours, and as the reference `torch_reference` or `transformers`."""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.config import DecoderOnlyConfig, EncoderDecoderConfig, ModelConfig
+from jax_transformer.errors import InputError
+from jax_transformer.models.parameters import flatten
+from jax_transformer.porting.families.base import Config
+from jax_transformer.porting.families.transformer import RULES
+from jax_transformer.porting.formats.base import Checkpoint
+from jax_transformer.porting.identify import OWN, identify
+from jax_transformer.porting.plan import convert_back, make_plan, run, unwrap
+from jax_transformer.porting.pretrained import Pretrained, from_pretrained
+from jax_transformer.porting.recognise import open_checkpoint
+from jax_transformer.porting.rules import Alias, Rule
+from jax_transformer.porting.stream import stream
+from jax_transformer.verification.face import as_numpy, module_names
+from jax_transformer.verification.verify import Arrays, Pair
+
+ROWS, LENGTH = 3, 16
+
+
+def load_pair(ours: Path, reference: Path) -> Pair:
+    """Both models, with inputs that reveal.
+
+    Raises:
+        InputError: files that cannot be read, or models of two kinds.
+    """
+    model = from_pretrained(ours, "float32")
+    checkpoint = open_checkpoint(reference)
+    if checkpoint.format == "huggingface":
+        return with_transformers(model, checkpoint)
+    config = model.config
+    if checkpoint.format == OWN:
+        other = from_pretrained(reference, "float32")
+        config = other.config
+        check_kind(model.config, config, reference)
+        leaves = flatten(other.params) | flatten(other.buffers)
+        theirs = reference_model(config)
+        carry_into(theirs, {name: np.asarray(leaf) for name, leaf in leaves.items()}, reference)
+    elif checkpoint.format in ("pt", "safetensors"):
+        theirs = reference_model(config)
+        load_tensors(theirs, checkpoint)
+    else:
+        raise InputError(
+            f"{reference} in the format {checkpoint.format} is no reference: give a .pt, a run, a "
+            f"ported directory or a Hugging Face folder"
+        )
+    inputs, valid = revealing_inputs(model.config, config)
+    return Pair(
+        ours=model.model,
+        theirs=theirs,
+        inputs=inputs,
+        their_weights=weights_of(theirs),
+        valid=valid,
+    )
+
+
+def check_kind(ours: Config, theirs: Config, reference: Path) -> None:
+    """Refuse to compare a translator with a language model.
+
+    Raises:
+        InputError: two kinds, or two sizes.
+    """
+    if type(ours) is not type(theirs):
+        raise InputError(
+            f"{reference} holds a model of {type(theirs).__name__}, the other of "
+            f"{type(ours).__name__}: give two of one kind"
+        )
+
+
+def reference_model(config: Config) -> Any:
+    """The PyTorch model of that config, in evaluation mode.
+
+    Raises:
+        InputError: PyTorch or `torch_reference` is not installed.
+    """
+    try:
+        from torch_reference import models
+    except ImportError as error:
+        raise InputError(f"the reference is a PyTorch model, and {error}: install it") from None
+    if isinstance(config, ModelConfig):
+        return models.Transformer.from_config(config).eval()
+    if isinstance(config, EncoderDecoderConfig):
+        return models.EncoderDecoder(config).eval()
+    if isinstance(config, DecoderOnlyConfig):
+        return models.DecoderOnly(config).eval()
+    return models.EncoderOnly(config).eval()
+
+
+def rules_of(model: Any) -> tuple[Rule | Alias, ...]:
+    """The table of a `torch_reference` model: of a parameter with several names, the last one that
+    is an embedding table's is carried."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    aliases = []
+    for group in names.values():
+        if len(group) > 1:
+            kept = [name for name in group if name.endswith("embedding.weight")][-1]
+            aliases += [Alias(name, kept) for name in group if name != kept]
+    return (*aliases, *RULES)
+
+
+def carry_into(model: Any, leaves: Mapping[str, np.ndarray], place: Path) -> None:
+    """Give a `torch_reference` model the parameters of one of ours.
+
+    Raises:
+        InputError: they do not fit.
+    """
+    import torch
+
+    rules, state = rules_of(model), model.state_dict()
+    aliases = {rule.source for rule in rules if isinstance(rule, Alias)}
+    shapes = {name: tuple(t.shape) for name, t in state.items() if name not in aliases}
+    back = convert_back([r for r in rules if isinstance(r, Rule)], leaves, shapes)
+    load_state(model, {name: torch.tensor(value) for name, value in back.items()}, place)
+
+
+def load_tensors(model: Any, checkpoint: Checkpoint) -> None:
+    """Read a file of a `torch_reference` model.
+
+    Raises:
+        InputError: tensors that do not fit.
+    """
+    import torch
+
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    plain = unwrap([Rule(name, name) for name in wanted], checkpoint.tensors, wanted)
+    tensors = {
+        name: torch.tensor(np.array(checkpoint.tensors[of].read(), np.float32))
+        for name, of in plain.items()
+    }
+    load_state(model, tensors, checkpoint.path)
+
+
+def load_state(model: Any, tensors: dict[str, Any], place: Path) -> None:
+    """`load_state_dict`, with one line for what does not fit; second names may be missing.
+
+    Raises:
+        InputError: a name too many or too few, or another shape.
+    """
+    state = model.state_dict()
+    second = {rule.source for rule in rules_of(model) if isinstance(rule, Alias)}
+    problems = [f"{name} has no place" for name in tensors if name not in state]
+    for name, tensor in state.items():
+        if name not in tensors:
+            problems += [] if name in second else [f"{name} is missing"]
+        elif tensors[name].shape != tensor.shape:
+            found, wanted = list(tensors[name].shape), list(tensor.shape)
+            problems.append(f"{name} is {found}, must be {wanted}")
+    if problems:
+        raise InputError(f"{place} is no model of this config: {'; '.join(problems[:5])}")
+    model.load_state_dict(tensors, strict=False)
+
+
+def weights_of(model: Any) -> dict[str, np.ndarray]:
+    """The parameters of a `torch_reference` model under our names."""
+    named = model.named_parameters(remove_duplicate=False)
+    tensors = {name: as_numpy(parameter) for name, parameter in named}
+    plan = make_plan(rules_of(model), tensors, None)
+    return {name: np.asarray(v, np.float64) for name, v in run(plan, tensors).items()}
+
+
+def with_transformers(model: Pretrained, checkpoint: Checkpoint) -> Pair:
+    """The pair with the model of a Hugging Face folder.
+
+    Raises:
+        InputError: `transformers` is not installed, or a model that is no causal language model.
+    """
+    if not isinstance(model.config, DecoderOnlyConfig):
+        raise InputError(
+            f"{checkpoint.path}: of Hugging Face folders causal language models are compared, "
+            f"and this is a {type(model.config).__name__}"
+        )
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise InputError(f"a Hugging Face folder is loaded by transformers: {error}") from None
+    try:
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(
+            checkpoint.path,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            local_files_only=True,
+        ).eval()
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise InputError(f"{checkpoint.path}: transformers cannot load it: {first}") from None
+    source = identify(checkpoint)
+    check_kind(model.config, source.config, checkpoint.path)
+    plan = source.plan()
+    inputs, valid = revealing_inputs(model.config, source.config)
+    return Pair(
+        ours=model.model,
+        theirs=theirs,
+        inputs=inputs,
+        rename=module_names(plan).get,
+        their_weights={
+            name: np.asarray(value, np.float64)
+            for name, value in stream(plan, checkpoint.tensors, np.dtype("float32"))
+        },
+        torch_call=call_transformers,
+        valid=valid,
+    )
+
+
+def call_transformers(model: Any, tokens: Any, mask: Any, positions: Any) -> Any:
+    """Logits of a causal language model."""
+    options = {}
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        options["position_ids"] = positions.long()
+    attention = mask[:, 0, 0].long()
+    found = model(input_ids=tokens.long(), attention_mask=attention, use_cache=False, **options)
+    return found.logits
+
+
+def revealing_inputs(*configs: Config) -> tuple[Arrays, np.ndarray]:
+    """What both models are given, and which tokens count.
+
+    A full row that ends at the last position, one padded on the right, one on the left; ids of
+    the whole vocabulary.
+
+    Raises:
+        InputError: an encoder alone.
+    """
+    length = min(LENGTH, *(config.max_len for config in configs))
+    real = np.ones((ROWS, length), bool)
+    real[1, length - length // 3 :] = False
+    real[2, : length // 3] = False
+    positions = np.maximum(np.cumsum(real, axis=1) - 1, 0)
+    positions[0] += min(config.max_len for config in configs) - length
+    positions = positions.astype(np.int32)
+    padding = real[:, None, None]
+    generator = np.random.default_rng(0)
+
+    def ids(field: str) -> np.ndarray:
+        size = min(getattr(config, field) for config in configs)
+        return generator.integers(0, size, (ROWS, length)).astype(np.int32)
+
+    if isinstance(configs[0], DecoderOnlyConfig):
+        return (ids("vocab_size"), padding, positions), real
+    if not isinstance(configs[0], ModelConfig | EncoderDecoderConfig):
+        raise InputError(f"{type(configs[0]).__name__}: encoders alone are not compared")
+    causal = padding & np.tril(np.ones((length, length), bool))
+    tokens = ids("src_vocab_size"), ids("tgt_vocab_size")
+    return (*tokens, padding, causal, positions, positions), real

@@ -1,0 +1,124 @@
+"""How many of the planted faults are caught, found in the right module, and named."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+from rich.table import Table
+
+from jax_transformer.verification.diagnose import Diagnosis
+from jax_transformer.verification.verify import Report, verify_pair
+from parity_tests.harness import unchecked
+from parity_tests.planted_faults.faults import FAULTS, Fault
+from parity_tests.planted_faults.models import CONFIGS, correct
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What verification makes of one fault."""
+
+    fault: Fault
+    report: Report
+
+    @property
+    def caught(self) -> bool:
+        return not self.report.same
+
+    @property
+    def first(self) -> Diagnosis | None:
+        return next(iter(self.report.diagnoses), None)
+
+    @property
+    def localized(self) -> bool:
+        return self.first is not None and self.first.module == self.fault.module
+
+    @property
+    def named(self) -> bool:
+        return self.first is not None and set(self.first.kinds) == self.fault.kinds
+
+    @property
+    def wrongly_named(self) -> bool:
+        """A cause is given, and it is another one."""
+        return self.first is not None and bool(set(self.first.kinds) - self.fault.kinds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Of all faults, and of the correct models."""
+
+    results: tuple[Result, ...]
+    false_alarms: tuple[str, ...]
+    correct_models: int
+    seconds: float
+
+    def share(self, holds: Callable[[Result], bool], kinds: Sequence[str] = ()) -> float:
+        """Of the faults, or of those of some kinds."""
+        chosen = [r for r in self.results if not kinds or r.fault.kind in kinds]
+        return sum(map(holds, chosen)) / len(chosen)
+
+    @property
+    def known_kinds(self) -> tuple[str, ...]:
+        """Those of single faults in the catalogue."""
+        return tuple(
+            dict.fromkeys(
+                r.fault.kind
+                for r in self.results
+                if r.fault.kind != "unknown" and len(r.fault.kinds) == 1
+            )
+        )
+
+    @property
+    def named_kinds(self) -> float:
+        """The share of these kinds that are named wherever they are."""
+        kinds = self.known_kinds
+        return sum(self.share(lambda r: r.named, (kind,)) == 1 for kind in kinds) / len(kinds)
+
+
+def evaluate(progress: Callable[[str], None] = lambda message: None) -> Score:
+    """Plant every fault in turn, and verify every correct model."""
+    start = time.perf_counter()
+    with unchecked():
+        results = []
+        for fault in FAULTS:
+            progress(fault.label)
+            pair = fault.plant(correct(fault.model))
+            backward = fault.kind == "gradient"
+            report = verify_pair(pair, dtype=None, backward=backward, most=1)
+            results.append(Result(fault, report))
+        alarms = []
+        for name in CONFIGS:
+            progress(f"no fault in {name}")
+            if not verify_pair(correct(name), backward=True).same:
+                alarms.append(name)
+    seconds = time.perf_counter() - start
+    return Score(tuple(results), tuple(alarms), len(CONFIGS), seconds)
+
+
+def table(score: Score) -> Table:
+    """A line for each kind, then the sums."""
+    shown = Table(title="planted faults", title_justify="left")
+    shown.add_column("kind")
+    for column in ("faults", "caught", "localised", "named"):
+        shown.add_column(column, justify="right")
+    for kind in dict.fromkeys(r.fault.kind for r in score.results):
+        chosen = [r for r in score.results if r.fault.kind == kind]
+        shown.add_row(kind, *counts(chosen))
+    shown.add_section()
+    shown.add_row("all", *counts(score.results))
+    return shown
+
+
+def counts(results: Sequence[Result]) -> list[str]:
+    """Faults, caught, localised, named."""
+    sums = [sum(getattr(r, name) for r in results) for name in ("caught", "localized", "named")]
+    return [str(len(results)), *map(str, sums)]
+
+
+def misses(score: Score) -> list[str]:
+    """A line for each fault that is not found as it should be."""
+    return [
+        f"{r.fault.label}: {'caught' if r.caught else 'NOT CAUGHT'}, "
+        + (f"{r.first.module}: {' + '.join(r.first.kinds) or 'unknown'}" if r.first else "nowhere")
+        for r in score.results
+        if not (r.caught and r.localized and r.named)
+    ]
