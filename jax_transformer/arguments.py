@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import itertools
 import re
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
@@ -32,7 +33,7 @@ def parse_arguments(
     with one_line_errors(prog):
         values, unknown = tyro.cli(
             settings,
-            args=arguments,
+            args=with_values(settings, arguments),
             prog=prog,
             return_unknown_args=True,
             config=(tyro.conf.FlagConversionOff,),
@@ -83,6 +84,21 @@ def unknown_argument(argument: str, known: Sequence[str], prog: str) -> str:
     near = [flag for flag in known if flag.endswith(f".{name.lstrip('-')}")] or near
     meant = f"did you mean {' or '.join(near)}?" if near else f"{prog} --help lists all flags"
     return f"unknown flag {name}: {meant}"
+
+
+def with_values(settings: Any, arguments: Sequence[str]) -> list[str]:
+    """`--dry-run` alone, as any flag that is true or false, is `--dry-run True`."""
+    switches = [
+        f"--{field.name.replace('_', '-')}"
+        for field in dataclasses.fields(settings)
+        if field.type is bool
+    ]
+    given: list[str] = []
+    for argument, following in itertools.zip_longest(arguments, arguments[1:]):
+        given.append(argument)
+        if argument.replace("_", "-") in switches and following not in ("True", "False"):
+            given.append("True")
+    return given
 
 
 def flags(settings: Any, prefix: str = "--") -> list[str]:

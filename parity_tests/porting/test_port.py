@@ -138,7 +138,7 @@ def test_a_manifest_says_what_became_of_each_tensor(folders):
 def test_a_dry_run_shows_the_plan_and_writes_nothing(theirs, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(LazyTensor, "read", lambda tensor: pytest.fail("a tensor was read"))
-    arguments = ("--dry-run", "True", "--dtype", "bfloat16")
+    arguments = ("--dry-run", "--dtype", "bfloat16")
     main(["port", str(theirs), str(tmp_path / "ours"), *arguments])
     printed = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines()]
