@@ -42,6 +42,10 @@ SUFFIXES: dict[str, Format] = {
 }
 
 
+END = "tokenizer.ggml.eos_token_id"
+"""What ends a text by the metadata of GGUF: kept in our config, as nothing else says it."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Port:
     """Bring a checkpoint into another format, weights bit for bit.
@@ -281,11 +285,12 @@ def file_writer(destination: Path, to: Format) -> Callable[[Mapping[str, Header]
 
 def own_config(model: Identified) -> dict[str, Any]:
     """The `config.json` of one of our directories."""
-    values = model.checkpoint.config if model.checkpoint.format == OWN else {}
-    if "task" in values:
+    values = model.checkpoint.config
+    if model.checkpoint.format == OWN and "task" in values:
         return dict(values)
+    end = {END: values[END]} if END in values else {}
     task = {"task": "translation"} if model.family is transformer.FAMILY else {}
-    return {**task, "family": model.family.name, "model": model.config.to_dict()}
+    return {**task, "family": model.family.name, "model": model.config.to_dict(), **end}
 
 
 def config_for(model: Identified, to: Format, dtype: np.dtype | None) -> tuple[Values, Path | None]:

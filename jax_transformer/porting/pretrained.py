@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from jax_transformer.models.parameters import Tree, flatten, split, unflatten
 from jax_transformer.porting.families.base import Config
 from jax_transformer.porting.formats.base import Checkpoint, LazyTensor, read_json
 from jax_transformer.porting.identify import OWN, Identified, identify, make_model, skeleton
-from jax_transformer.porting.port import Format, names_of, own_config, way_of
+from jax_transformer.porting.port import END, Format, names_of, own_config, way_of
 from jax_transformer.porting.recognise import open_checkpoint
 from jax_transformer.porting.stream import port, stream
 from jax_transformer.training.run import RunDirectory
@@ -164,15 +164,18 @@ def text_of(source: Identified) -> tuple[TextCodec | None, int | None, tuple[int
     files = {file.name: file for file in source.checkpoint.companions}
     found = files.get("tokenizer.json")
     tokenizer = None if found is None else PretrainedTokenizer(found)
-    return tokenizer, None, end_tokens(files, source.originals)
+    return tokenizer, None, end_tokens(source)
 
 
-def end_tokens(files: Mapping[str, Path], originals: Mapping[str, Path]) -> tuple[int, ...]:
-    """What ends a text: as `generation_config.json` says, else `config.json`."""
-    for path in (files.get("generation_config.json"), originals.get("config.json")):
+def end_tokens(source: Identified) -> tuple[int, ...]:
+    """What ends a text: as `generation_config.json` says, else the config it came with, else the
+    metadata of GGUF."""
+    files = {file.name: file for file in source.checkpoint.companions}
+    for path in (files.get("generation_config.json"), source.originals.get("config.json")):
         if path is not None and (found := read_json(path).get("eos_token_id")) is not None:
             return (found,) if isinstance(found, int) else tuple(found)
-    return ()
+    found = source.checkpoint.config.get(END)
+    return () if found is None else (found,)
 
 
 def save_pretrained(
