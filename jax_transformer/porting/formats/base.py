@@ -193,7 +193,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(text, object_pairs_hook=unique)
     except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error})") from None
+        raise InputError(f"{path} is not valid JSON ({error}): restore it from a copy") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a JSON object")
     return content

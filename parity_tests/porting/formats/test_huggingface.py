@@ -129,7 +129,7 @@ def test_a_stale_index_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("config.json", "{", "is not JSON"),
+        ("config.json", "{", "is not valid JSON"),
         ("config.json", "[]", "is not a JSON object"),
         ("config.json", '{"a": 1, "a": 2}', "a is there twice"),
         ("config.json", None, "cannot be read"),
