@@ -230,6 +230,13 @@ def write_config(family: Family, config: Config, source: Values | None = None) -
         InputError: a setting of ours that the family cannot express.
     """
     fields: Values = {}
+    position = family.fixed.get("position")
+    # Entries of another kind of position have nothing to read then.
+    if position is not None and get(config, "position") != position:
+        raise InputError(
+            f"the family {family.name} has no config for this model: "
+            f"position={get(config, 'position')!r}, must be {position!r}"
+        )
     for entry in family.fields:
         fields |= entry.write(config)
     values: Values = {}
