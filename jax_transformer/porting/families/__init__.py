@@ -21,6 +21,7 @@ from jax_transformer.porting.families import (
     qwen2,
     qwen3,
     roberta,
+    t5,
 )
 from jax_transformer.porting.families.base import Family
 
@@ -41,6 +42,7 @@ FAMILIES: tuple[Family, ...] = (
     mpt.FAMILY,
     bert.FAMILY,
     roberta.FAMILY,
+    t5.FAMILY,
 )
 
 

@@ -89,11 +89,20 @@ def float64(build: Any) -> Iterator[None]:
         yield
 
 
+def build(config: Config) -> nnx.Module:
+    """Our model."""
+    kinds: dict[Any, Any] = {DecoderOnlyConfig: DecoderOnly, EncoderOnlyConfig: EncoderOnly}
+    return kinds.get(type(config), EncoderDecoder)(config, rngs=nnx.Rngs(0))
+
+
 def skeleton(config: Config) -> tuple[nnx.GraphDef, Any, Any]:
     """`split` of our model, with shapes for leaves."""
-    kinds = {DecoderOnlyConfig: DecoderOnly, EncoderOnlyConfig: EncoderOnly}
-    kind = kinds.get(type(config), EncoderDecoder)
-    return split(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))))
+    return split(nnx.eval_shape(lambda: build(config)))
+
+
+def buffers_of(config: Config) -> Any:
+    """The buffers of our model, without the time for its parameters."""
+    return jax.jit(lambda: split(build(config))[2], compiler_options=QUICK)()
 
 
 def tensors_of(model: torch.nn.Module) -> dict[str, np.ndarray]:
@@ -108,7 +117,7 @@ def ported(example: Example, model: torch.nn.Module, dtype: Any = jnp.float64) -
     shapes = {name: leaf.shape for name, leaf in flatten(params).items()}
     leaves = convert(example.family.rules(config), tensors_of(model), shapes)
     params = unflatten({name: jnp.asarray(leaf) for name, leaf in leaves.items()}, params)
-    made = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), buffers)
+    made = buffers_of(config) if jax.tree.leaves(buffers) else buffers
     return nnx.merge(graphdef, cast(params, dtype), cast(made, dtype))
 
 
@@ -146,6 +155,8 @@ def check_way_back(example: Example, dtype: torch.dtype = torch.bfloat16) -> Non
     shapes = {name: leaf.shape for name, leaf in flatten(skeleton(config)[1]).items()}
     rules = example.family.rules(config)
     there = convert(rules, raw, shapes)
+    for name in getattr(model, "_keys_to_ignore_on_save", None) or ():
+        raw.pop(name, None)  # what `save_pretrained` leaves out
     back = convert_back(rules, there, {name: array.shape for name, array in raw.items()})
     assert back.keys() == raw.keys()
     for name, array in raw.items():
