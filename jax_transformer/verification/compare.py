@@ -18,16 +18,17 @@ ALLOWED_ULP = 4.0
 
 
 def relative_error(found: Any, expected: Any, valid: np.ndarray | None = None) -> float:
-    """`|found - expected| / |expected|` (Euclidean norms); inf for another shape, and for NaN or
-    infinity on either side.
+    """`|found - expected| / |expected|` (Euclidean norms); inf for NaN or infinity on either side,
+    and for another shape, unless it has as many elements for each row: then in the same order.
 
     Args:
         valid: `[B, T]`, True at the tokens that count: arrays that begin with these axes are
             compared there only.
     """
     found, expected = np.asarray(found), np.asarray(expected)
-    if found.shape != expected.shape:
+    if found.size != expected.size or found.shape[:1] != expected.shape[:1]:
         return np.inf
+    found = found.reshape(expected.shape)
     found, expected = at_valid(found, valid), at_valid(expected, valid)
     if not np.issubdtype(expected.dtype, np.floating):
         return 0.0 if np.array_equal(found, expected) else np.inf

@@ -85,8 +85,9 @@ def compare_forward(
         if expected is None:
             return value
         errors[point] = relative_error(value, expected, valid)
-        same_shape = np.shape(value) == expected.shape
-        return jnp.asarray(expected, value.dtype) if same_shape else value
+        if np.size(value) != expected.size:
+            return value
+        return jnp.asarray(expected, value.dtype).reshape(value.shape)
 
     def handle(
         name: str, module: nnx.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -155,10 +156,13 @@ def compare_backward(
 
     def total(params: Any, zeros: dict[str, jax.Array]) -> jax.Array:
         def check(point: str, value: Any) -> Any:
-            if point not in wanted or value.shape != wanted[point].shape:
+            if point not in wanted or value.size != wanted[point].size:
                 return value
-            shown = jnp.asarray(reference.points[point], value.dtype)
-            return tap(value, zeros[point], shown, wanted[point].astype(value.dtype))
+            shown, gradient = (
+                jnp.asarray(each[point], value.dtype).reshape(value.shape)
+                for each in (reference.points, wanted)
+            )
+            return tap(value, zeros[point].reshape(value.shape), shown, gradient)
 
         def handle(
             name: str, module: nnx.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]

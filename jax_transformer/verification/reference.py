@@ -1,7 +1,7 @@
 """Models in files as a pair: ours, and as the reference `torch_reference` or `transformers`."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,20 @@ def load_pair(ours: Path, reference: Path) -> Pair:
         ours=model.model,
         theirs=theirs,
         inputs=inputs,
+        rename=names_of_modules(theirs),
         their_weights=weights_of(theirs),
         valid=valid,
     )
+
+
+def names_of_modules(model: Any) -> Callable[[str], str]:
+    """From the modules of a `torch_reference` model to ours: two embeddings of one table are one
+    module here, which both halves call."""
+    halves = [getattr(model, half, None) for half in ("encoder", "decoder")]
+    tables = [getattr(half, "embedding", None) for half in halves]
+    if None in tables or tables[0].weight is not tables[1].weight:
+        return lambda name: name
+    return lambda name: "decoder.embedding" if name == "encoder.embedding" else name
 
 
 def check_kind(ours: Config, theirs: Config, reference: Path) -> None:

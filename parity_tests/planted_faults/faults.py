@@ -159,7 +159,11 @@ def bias_faults() -> Iterator[Fault]:
         "position bias axis": lambda bias: bias.swapaxes(-1, -2),
     }
     for kind, change in changes.items():
-        models = ("bloom", "bloom" if kind == "ALiBi slopes" else "t5 bias")
+        # ALiBi's bias is the same with its axes exchanged.
+        models = {
+            "ALiBi slopes": ("bloom", "bloom"),
+            "position bias axis": ("t5 bias", "t5 bias"),
+        }.get(kind, ("bloom", "t5 bias"))
         for index, model in enumerate(models):
             place = f"layers.{index}.self_attn"
             yield Fault(kind, model, place, plant.argument(place, 4, "bias", change))

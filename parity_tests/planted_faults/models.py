@@ -11,6 +11,7 @@ from flax import nnx
 from jax_transformer.config import DecoderOnlyConfig, LayerConfig, ModelConfig, RotaryConfig
 from jax_transformer.models.decoder_only import DecoderOnly
 from jax_transformer.models.encoder_decoder import Transformer
+from jax_transformer.verification.reference import names_of_modules
 from jax_transformer.verification.verify import Pair, parameters
 from parity_tests.harness import carry, randomize
 from torch_reference.models import decoder_only as reference_decoder_only
@@ -136,6 +137,7 @@ def correct(name: str, seed: int = 0) -> Pair:
         ours=ours,
         theirs=reference,
         inputs=inputs_of(config),
+        rename=names_of_modules(reference),
         valid=REAL,
         their_weights={
             name: np.asarray(leaf, np.float64) for name, leaf in parameters(ours).items()

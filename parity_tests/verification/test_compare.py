@@ -23,6 +23,8 @@ def test_nan_and_infinity_on_either_side_or_both_are_a_difference(bad, side):
 
 def test_shapes_and_whole_numbers_must_be_equal():
     assert relative_error(np.ones(3), np.ones(4)) == np.inf
+    assert relative_error(np.ones((2, 3)), np.ones((3, 2))) == np.inf
+    assert relative_error(np.ones((2, 4)), np.ones((2, 2, 2))) == 0
     assert relative_error(np.arange(3), np.arange(3)) == 0
     assert relative_error(np.arange(3), np.array([0, 1, 3])) == np.inf
 

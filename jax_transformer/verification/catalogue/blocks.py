@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from jax_transformer.config import Placement
 from jax_transformer.layers.block import Block
+from jax_transformer.layers.linear import Embedding
 from jax_transformer.verification.diagnose import Remedy, Trial, Weights
 from jax_transformer.verification.localize import FedCall
 
@@ -66,7 +67,7 @@ def width_of(module: Any) -> int | None:
     table = (
         table if table is not None else getattr(getattr(module, "decoder", None), "embedding", None)
     )
-    return None if table is None else table.embedding.shape[1]
+    return table.embedding.shape[1] if isinstance(table, Embedding) else None
 
 
 def set_config(trial: Trial, **changes: Any) -> None:
