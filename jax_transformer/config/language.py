@@ -144,6 +144,8 @@ class EncoderDecoderConfig:
     """Rows of a position table; what the model was trained for otherwise."""
     position_offset: int = 0
     """The row of a learned table for position 0 (BART: 2)."""
+    sinusoid_halves: bool = False
+    """`sinusoidal`: all sines before all cosines (Marian); else they alternate."""
     relative_buckets: int = 32
     """`t5`: buckets of distances."""
     relative_max_distance: int = 128
@@ -172,6 +174,11 @@ class EncoderDecoderConfig:
         check_above_zero(self, "logit_scale")
         for half in (self.encoder, self.decoder):
             check_positions(self, half)
+        if self.sinusoid_halves and self.position != "sinusoidal":
+            raise InputError(
+                f"sinusoid_halves with position={self.position!r}: only a sinusoidal table has an "
+                f"order of sines and cosines"
+            )
         check_causal("encoder", self.encoder, causal=False)
         check_causal("decoder", self.decoder, causal=True)
         if self.encoder.d_model != self.decoder.d_model:

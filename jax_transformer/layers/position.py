@@ -14,8 +14,9 @@ class Buffer(nnx.Variable):
     """Saved and ported with the model, never trained: PyTorch's `register_buffer`."""
 
 
-def sinusoidal_table(max_len: int, d_model: int) -> np.ndarray:
-    """`pe[p, 2i] = sin(p / 10000^(2i/D))`, `pe[p, 2i+1] = cos(p / 10000^(2i/D))`, `[max_len, D]`.
+def sinusoidal_table(max_len: int, d_model: int, halves: bool = False) -> np.ndarray:
+    """`pe[p, 2i] = sin(p / 10000^(2i/D))`, `pe[p, 2i+1] = cos(p / 10000^(2i/D))`, `[max_len, D]`;
+    with `halves` all the sines come before all the cosines (Marian, Tensor2Tensor).
 
     In float64: angles of thousands of radians lose four digits in float32. An odd D has one
     cosine column fewer than sines. Source: Vaswani et al. 2017, section 3.5.
@@ -25,15 +26,18 @@ def sinusoidal_table(max_len: int, d_model: int) -> np.ndarray:
     pe = np.zeros((max_len, d_model))
     pe[:, 0::2] = np.sin(position * div_term)
     pe[:, 1::2] = np.cos(position * div_term[: d_model // 2])
-    return pe
+    return np.concatenate([pe[:, 0::2], pe[:, 1::2]], axis=1) if halves else pe
 
 
 class SinusoidalPositionalEncoding(nnx.Module):
     """`y = dropout(x + pe[positions])` with the fixed table of `sinusoidal_table`."""
 
-    def __init__(self, d_model: int, max_len: int = 5000, dropout: float = 0.1):
+    def __init__(
+        self, d_model: int, max_len: int = 5000, dropout: float = 0.1, halves: bool = False
+    ):
         self.dropout = Dropout(dropout)
-        self.pe = Buffer(jnp.asarray(sinusoidal_table(max_len, d_model)[None], jnp.float32))
+        pe = sinusoidal_table(max_len, d_model, halves)[None]
+        self.pe = Buffer(jnp.asarray(pe, jnp.float32))
 
     def __call__(
         self,

@@ -47,7 +47,9 @@ class Half(nnx.Module):
         self.num_heads = layer.num_heads
         self.scale = embedding_scale(config, d_model)
         self.embedding = None if vocab_size is None else Embedding(vocab_size, d_model, rngs=rngs)
-        self.pos_encoding = position_encoding_layer(config, d_model, rngs=rngs)
+        self.pos_encoding = position_encoding_layer(
+            config, d_model, config.sinusoid_halves, rngs=rngs
+        )
         self.embedding_norm = make_norm(layer, d_model) if config.embedding_norm else None
         self.dropout = Dropout(layer.dropout)
         self.position_bias = position_bias_layer(config, layer, rngs=rngs)
@@ -107,7 +109,7 @@ def embedding_scale(config: AnyConfig, d_model: int) -> float:
 
 
 def position_encoding_layer(
-    config: AnyConfig, d_model: int, *, rngs: nnx.Rngs
+    config: AnyConfig, d_model: int, halves: bool = False, *, rngs: nnx.Rngs
 ) -> SinusoidalPositionalEncoding | LearnedPositionalEncoding | None:
     """What adds positions to the embeddings, without a dropout of its own."""
     if config.position == "learned":
@@ -115,7 +117,7 @@ def position_encoding_layer(
             d_model, config.max_len, 0.0, config.position_offset, rngs=rngs
         )
     if config.position == "sinusoidal":
-        return SinusoidalPositionalEncoding(d_model, config.max_len, 0.0)
+        return SinusoidalPositionalEncoding(d_model, config.max_len, 0.0, halves)
     return None
 
 

@@ -74,6 +74,11 @@ ENCODER_DECODER = EncoderDecoderConfig(
         ),
         (
             ENCODER_DECODER,
+            {"sinusoid_halves": True},
+            "sinusoid_halves with position='none': only a sinusoidal table",
+        ),
+        (
+            ENCODER_DECODER,
             {"shared_embedding": True},
             "shared_embedding with src_vocab_size=9 and tgt_vocab_size=8: one table needs",
         ),

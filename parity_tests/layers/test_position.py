@@ -37,6 +37,17 @@ CASES = declare(
     ),
     *(
         Case(
+            name=f"sines before cosines, width {width}",
+            jax=position.SinusoidalPositionalEncoding,
+            torch=reference.SinusoidalPositionalEncoding,
+            arguments=(width, MAX_LEN, 0.1, True),
+            inputs={"x": normal(B, S, width), "positions": SOURCE_POSITIONS},
+            place="encoder.pos_encoding",
+        )
+        for width in (D, 5)
+    ),
+    *(
+        Case(
             name=f"learned with offset 2, {'default' if positions is None else 'padded'} positions",
             jax=position.LearnedPositionalEncoding,
             torch=reference.LearnedPositionalEncoding,
@@ -90,6 +101,13 @@ def test_sines_and_cosines_alternate():
     expected = [np.sin(1), np.cos(1), np.sin(0.01), np.cos(0.01)]
     np.testing.assert_allclose(position.sinusoidal_table(2, 4)[1], expected, rtol=1e-15)
     np.testing.assert_allclose(reference.sinusoidal_table(2, 4)[1], expected, rtol=1e-15)
+
+
+def test_with_halves_all_sines_come_first():
+    for table in (position.sinusoidal_table, reference.sinusoidal_table):
+        expected = [np.sin(1), np.sin(0.01), np.cos(1), np.cos(0.01)]
+        np.testing.assert_allclose(table(2, 4, halves=True)[1], expected, rtol=1e-15)
+        np.testing.assert_array_equal(table(1, 5, halves=True), [[0, 0, 0, 1, 1]])
 
 
 def test_an_odd_width_has_one_cosine_fewer():

@@ -86,6 +86,7 @@ CONFIGS = {
     "Marian": config(
         "sinusoidal",
         {"placement": "post", "activation": "silu"},
+        sinusoid_halves=True,
         embedding_scale=True,
         final_norm=False,
         shared_embedding=True,

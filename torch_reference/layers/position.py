@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from jax_transformer.errors import InputError
 
 
-def sinusoidal_table(max_len: int, d_model: int) -> Tensor:
-    """`pe[p, 2i] = sin(p / 10000^(2i/D))`, `pe[p, 2i+1] = cos(p / 10000^(2i/D))`, `[max_len, D]`.
+def sinusoidal_table(max_len: int, d_model: int, halves: bool = False) -> Tensor:
+    """`pe[p, 2i] = sin(p / 10000^(2i/D))`, `pe[p, 2i+1] = cos(p / 10000^(2i/D))`, `[max_len, D]`;
+    with `halves` all the sines come before all the cosines (Marian, Tensor2Tensor).
 
     In float64: angles of thousands of radians lose four digits in float32. An odd D has one
     cosine column fewer than sines. Source: Vaswani et al. 2017, section 3.5.
@@ -22,7 +23,7 @@ def sinusoidal_table(max_len: int, d_model: int) -> Tensor:
     pe = torch.zeros(max_len, d_model, dtype=torch.float64)
     pe[:, 0::2] = torch.sin(position * div_term)
     pe[:, 1::2] = torch.cos(position * div_term[: d_model // 2])
-    return pe
+    return torch.cat([pe[:, 0::2], pe[:, 1::2]], dim=1) if halves else pe
 
 
 class SinusoidalPositionalEncoding(nn.Module):
@@ -30,10 +31,12 @@ class SinusoidalPositionalEncoding(nn.Module):
 
     pe: Tensor
 
-    def __init__(self, d_model: int, max_len: int = 5000, dropout: float = 0.1):
+    def __init__(
+        self, d_model: int, max_len: int = 5000, dropout: float = 0.1, halves: bool = False
+    ):
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        pe = sinusoidal_table(max_len, d_model)[None].to(torch.get_default_dtype())
+        pe = sinusoidal_table(max_len, d_model, halves)[None].to(torch.get_default_dtype())
         self.register_buffer("pe", pe)
 
     def forward(

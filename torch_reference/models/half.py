@@ -43,7 +43,7 @@ class Half(nn.Module):
         self.num_heads = layer.num_heads
         self.scale = embedding_scale(config, d_model)
         self.embedding = nn.Embedding(vocab_size, d_model)
-        self.pos_encoding = position_encoding_layer(config, d_model)
+        self.pos_encoding = position_encoding_layer(config, d_model, config.sinusoid_halves)
         self.embedding_norm = make_norm(layer, d_model) if config.embedding_norm else None
         self.dropout = nn.Dropout(layer.dropout)
         self.position_bias = position_bias_layer(config, layer)
@@ -95,13 +95,13 @@ def embedding_scale(config: AnyConfig, d_model: int) -> float:
 
 
 def position_encoding_layer(
-    config: AnyConfig, d_model: int
+    config: AnyConfig, d_model: int, halves: bool = False
 ) -> SinusoidalPositionalEncoding | LearnedPositionalEncoding | None:
     """What adds positions to the embeddings, without a dropout of its own."""
     if config.position == "learned":
         return LearnedPositionalEncoding(d_model, config.max_len, 0.0, config.position_offset)
     if config.position == "sinusoidal":
-        return SinusoidalPositionalEncoding(d_model, config.max_len, 0.0)
+        return SinusoidalPositionalEncoding(d_model, config.max_len, 0.0, halves)
     return None
 
 
