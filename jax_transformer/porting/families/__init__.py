@@ -4,6 +4,7 @@ from typing import Any
 
 from jax_transformer.errors import InputError
 from jax_transformer.porting.families import (
+    bart,
     bert,
     bloom,
     gemma,
@@ -14,6 +15,7 @@ from jax_transformer.porting.families import (
     gptj,
     llama,
     llama_meta,
+    marian,
     mistral,
     mpt,
     olmo2,
@@ -43,6 +45,8 @@ FAMILIES: tuple[Family, ...] = (
     bert.FAMILY,
     roberta.FAMILY,
     t5.FAMILY,
+    bart.FAMILY,
+    marian.FAMILY,
 )
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jax_transformer.porting.families.base import Config, Map, Skip, Values
+from jax_transformer.porting.families.base import Config, Map, Skip, Values, get
 from jax_transformer.porting.operations import Transpose
 from jax_transformer.porting.rules import Rule, Rules
 
@@ -31,6 +31,20 @@ class Pair:
 
     def write(self, config: Config) -> Values:
         return self.first.write(config) | self.second.write(config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dropouts:
+    """As `entries.Dropouts`, of both halves."""
+
+    fields: tuple[str, ...]
+    default: float
+
+    def read(self, values: Values) -> Values:
+        return dict.fromkeys(both("dropout"), float(values.get(self.fields[0], self.default)))
+
+    def write(self, config: Config) -> Values:
+        return dict.fromkeys(self.fields, get(config, "encoder.dropout"))
 
 
 OLD = (
