@@ -65,9 +65,9 @@ def load_pair(ours: Path, reference: Path) -> Pair:
 def names_of_modules(model: Any) -> Callable[[str], str]:
     """From the modules of a `torch_reference` model to ours: two embeddings of one table are one
     module here, which both halves call."""
-    halves = [getattr(model, half, None) for half in ("encoder", "decoder")]
-    tables = [getattr(half, "embedding", None) for half in halves]
-    if None in tables or tables[0].weight is not tables[1].weight:
+    halves = (getattr(model, half, None) for half in ("encoder", "decoder"))
+    tables = [half.embedding.weight for half in halves if half is not None]
+    if len(tables) < 2 or tables[0] is not tables[1]:
         return lambda name: name
     return lambda name: "decoder.embedding" if name == "encoder.embedding" else name
 
