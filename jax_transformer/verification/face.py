@@ -12,7 +12,7 @@ from flax import nnx
 from jax_transformer.errors import InputError
 from jax_transformer.models.parameters import flatten, split, unflatten
 from jax_transformer.porting.plan import Plan, Table, make_plan, run, sources_of
-from jax_transformer.verification.verify import Arrays, Pair, Report, verify_pair
+from jax_transformer.verification.pairs import Arrays, Pair, Report, verify_pair
 
 
 def verify(

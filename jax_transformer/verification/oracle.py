@@ -34,4 +34,15 @@ def float64_throughout(model: Any) -> Generator[None]:
             if not name.startswith("torch.") and getattr(module, "torch", None) is torch:
                 stack.enter_context(mock.patch.object(module, "torch", WideTorch()))
         stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
+        compute_frequencies_anew(model)
         yield
+
+
+def compute_frequencies_anew(model: Any) -> None:
+    """Rotary frequencies that a model of `transformers` computed in float32 when it was made, in
+    float64: inside `float64_throughout` its modules make them so."""
+    for module in model.modules():
+        names = [name for name, _ in module.named_buffers(recurse=False)]
+        if any(name.endswith("inv_freq") for name in names) and hasattr(module, "config"):
+            for name, buffer in type(module)(module.config).named_buffers(recurse=False):
+                setattr(module, name, buffer.double())

@@ -20,7 +20,7 @@ from jax_transformer.porting.recognise import open_checkpoint
 from jax_transformer.porting.rules import Alias, Rule
 from jax_transformer.porting.stream import stream
 from jax_transformer.verification.face import as_numpy, module_names
-from jax_transformer.verification.verify import Arrays, Pair
+from jax_transformer.verification.pairs import Arrays, Pair
 
 ROWS, LENGTH = 3, 16
 

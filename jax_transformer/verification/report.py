@@ -4,9 +4,9 @@ import math
 from html import escape
 
 from jax_transformer.training.report_style import STYLE
-from jax_transformer.verification.command import Row, rows, shown
 from jax_transformer.verification.compare import SAME_FUNCTION
-from jax_transformer.verification.verify import Report
+from jax_transformer.verification.pairs import Report
+from jax_transformer.verification.table import Row, rows, shown
 
 OWN_STYLE = """
 .verdict { font-size: 1.05rem; font-weight: 600; overflow-wrap: anywhere; }

@@ -11,8 +11,8 @@ from flax import nnx
 from jax_transformer.config import DecoderOnlyConfig, LayerConfig, ModelConfig, RotaryConfig
 from jax_transformer.models.decoder_only import DecoderOnly
 from jax_transformer.models.encoder_decoder import Transformer
+from jax_transformer.verification.pairs import Pair, parameters
 from jax_transformer.verification.reference import names_of_modules
-from jax_transformer.verification.verify import Pair, parameters
 from parity_tests.harness import carry, randomize
 from torch_reference.models import decoder_only as reference_decoder_only
 from torch_reference.models import encoder_decoder as reference_encoder_decoder

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from flax import nnx
 
-from jax_transformer.verification.verify import Pair, parameters
+from jax_transformer.verification.pairs import Pair, parameters
 
 Plant = Callable[[Pair], Pair]
 Change = Callable[[Any], Any]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.table import Table
 
 from jax_transformer.verification.diagnose import Diagnosis
-from jax_transformer.verification.verify import Report, verify_pair
+from jax_transformer.verification.pairs import Report, verify_pair
 from parity_tests.harness import unchecked
 from parity_tests.planted_faults.faults import FAULTS, Fault
 from parity_tests.planted_faults.models import CONFIGS, correct

@@ -11,7 +11,7 @@ from jax_transformer.verification.capture import (
     parent_of,
     torch_record,
 )
-from jax_transformer.verification.verify import as_torch, own_points
+from jax_transformer.verification.pairs import as_torch, own_points
 from parity_tests.planted_faults.models import correct
 
 

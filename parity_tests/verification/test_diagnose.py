@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.verification.diagnose import Remedy, Weights, differing
-from jax_transformer.verification.verify import verify_pair
+from jax_transformer.verification.pairs import verify_pair
 from parity_tests.harness import unchecked
 from parity_tests.planted_faults import plant
 from parity_tests.planted_faults.models import correct

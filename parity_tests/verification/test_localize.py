@@ -11,7 +11,7 @@ from jax_transformer.models.parameters import cast_model
 from jax_transformer.verification.capture import module_of
 from jax_transformer.verification.compare import SAME_FUNCTION
 from jax_transformer.verification.localize import compare_forward, culprit, with_input
-from jax_transformer.verification.verify import as_jax, reference_run
+from jax_transformer.verification.pairs import as_jax, reference_run
 from parity_tests.harness import unchecked
 from parity_tests.planted_faults import plant
 from parity_tests.planted_faults.models import correct
