@@ -2,7 +2,8 @@
 
 import contextlib
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -21,6 +22,18 @@ class WideTorch:
 
 
 @contextlib.contextmanager
+def widened(modules: Iterable[ModuleType]) -> Generator[None]:
+    """Inside, the code of those modules computes in float64 what it casts to float32."""
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(mock.patch.object(module, "torch", WideTorch()))
+        stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
+        yield
+
+
+@contextlib.contextmanager
 def float64_throughout(model: Any) -> Generator[None]:
     """Inside, the PyTorch `model` computes in float64 what its code casts to float32: norms, angles
     and softmax of `transformers`."""
@@ -28,12 +41,8 @@ def float64_throughout(model: Any) -> Generator[None]:
 
     names = {type(module).__module__ for module in model.modules()}
     names |= {name for name in sys.modules if name == "transformers.modeling_rope_utils"}
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            module = sys.modules[name]
-            if not name.startswith("torch.") and getattr(module, "torch", None) is torch:
-                stack.enter_context(mock.patch.object(module, "torch", WideTorch()))
-        stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
+    modules = [sys.modules[name] for name in names if not name.startswith("torch.")]
+    with widened(module for module in modules if getattr(module, "torch", None) is torch):
         compute_frequencies_anew(model)
         yield
 

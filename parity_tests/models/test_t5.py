@@ -14,6 +14,7 @@ from transformers.models.t5 import modeling_t5
 from jax_transformer.config import EncoderDecoderConfig, LayerConfig
 from jax_transformer.decoding import greedy_decode
 from jax_transformer.models import encoder_decoder
+from jax_transformer.verification.oracle import WideTorch
 from parity_tests.harness import QUICK, carry, to_numpy
 from parity_tests.models import third_party
 from torch_reference.models import encoder_decoder as reference
@@ -128,7 +129,7 @@ def build(config):
 
 
 def float64():
-    return mock.patch.object(modeling_t5, "torch", third_party.WideTorch())
+    return mock.patch.object(modeling_t5, "torch", WideTorch())
 
 
 @pytest.fixture(scope="module", params=["1.0", "1.1"])

@@ -7,8 +7,8 @@ with the porting rules.
 import contextlib
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
+from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import torch
 from transformers import modeling_rope_utils
@@ -19,6 +19,8 @@ from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gptj import modeling_gptj
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
+
+from jax_transformer.verification.oracle import widened
 
 MODULES = (
     modeling_bert,
@@ -35,26 +37,17 @@ Tensors = dict[str, torch.Tensor]
 Names = Sequence[tuple[str | tuple[str, ...], str]]
 
 
-class WideTorch:
-    """`torch`, but float32 is float64: `transformers` casts to it by name."""
-
-    float = float32 = torch.float64
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
 @contextlib.contextmanager
-def float64() -> Generator[None]:
-    """Inside, the models compute every norm, angle and softmax in float64."""
-    with contextlib.ExitStack() as stack:
-        for module in MODULES:
-            stack.enter_context(mock.patch.object(module, "torch", WideTorch()))
-        stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
-        narrow = torch.get_default_dtype()
-        stack.callback(torch.set_default_dtype, narrow)
-        torch.set_default_dtype(torch.float64)
-        yield
+def float64(modules: Sequence[ModuleType] = MODULES) -> Generator[None]:
+    """Inside, the models of those modules compute every norm, angle and softmax in float64, and
+    quotients of whole numbers too."""
+    narrow = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with widened(modules):
+            yield
+    finally:
+        torch.set_default_dtype(narrow)
 
 
 def make_model(build: Callable[[Any], torch.nn.Module], config: Any) -> torch.nn.Module:

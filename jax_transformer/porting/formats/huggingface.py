@@ -1,7 +1,6 @@
 """Folders of the `transformers` package: `config.json`, weights in one file or in shards with an
 index, and the files of the tokenizer."""
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -182,10 +181,3 @@ def copy_companions(files: Sequence[Path], folder: Path) -> None:
         shutil.copyfile(file, folder / file.name)
         sync_file(folder / file.name)
     sync_directory(folder)
-
-
-def is_folder(path: Path) -> bool:
-    """Whether a folder looks like one of these."""
-    names = set(os.listdir(path))
-    weights = {SAFETENSORS, TORCH, f"{SAFETENSORS}.index.json", f"{TORCH}.index.json"}
-    return CONFIG in names and (bool(weights & names) or any("-of-" in name for name in names))

@@ -29,7 +29,6 @@ from jax_transformer.porting.formats.base import (
 from jax_transformer.porting.plan import Header
 
 FORMAT = "safetensors"
-INDEX = "model.safetensors.index.json"
 
 DTYPES = {
     "BOOL": np.dtype(np.bool_),

@@ -18,7 +18,6 @@ from jax_transformer.verification.diagnose import Remedy, Trial, Weights
 from jax_transformer.verification.localize import FedCall
 
 BASES = (10000.0, 500000.0, 1000000.0, 100000.0, 1000.0, 5000000.0)
-OFFSETS = (1, -1, 2)
 
 
 def rotary_pairing(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:

@@ -4,9 +4,8 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ from jax_transformer.models.parameters import cast, flatten, split, unflatten
 from jax_transformer.porting.families.base import Config, Family, read_config, write_config
 from jax_transformer.porting.plan import convert, convert_back
 from parity_tests.harness import QUICK, to_numpy
-from parity_tests.models.third_party import WideTorch
+from parity_tests.models import third_party
 
 B, T = 3, 9
 REAL = np.ones((B, T), bool)
@@ -77,16 +76,9 @@ class Example:
         return model.to(dtype)
 
 
-@contextlib.contextmanager
-def float64(build: Any) -> Iterator[None]:
+def float64(build: Any) -> contextlib.AbstractContextManager[None]:
     """Inside, models of that class compute every norm, angle and softmax in float64."""
-    with contextlib.ExitStack() as stack:
-        for module in (sys.modules[build.__module__], modeling_rope_utils):
-            stack.enter_context(mock.patch.object(module, "torch", WideTorch()))
-        stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
-        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-        torch.set_default_dtype(torch.float64)  # of quotients of whole numbers
-        yield
+    return third_party.float64((sys.modules[build.__module__], modeling_rope_utils))
 
 
 def build(config: Config) -> nnx.Module:
