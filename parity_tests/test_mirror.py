@@ -36,6 +36,7 @@ EXCEPTIONS = {
     "jax layers.attention.cached_implementation": "the reference decodes without a cache",
     "jax layers.attention.softmax": "a derivative written out, as in PyTorch's kernel",
     "jax layers.attention.KeyValueStore": "the reference decodes without a cache",
+    "jax layers.audio.Conv1d": "nn.Conv1d",
     "jax layers.block.LayerStore": "the reference decodes without a cache",
     "jax layers.feedforward.gelu": "a derivative written out, as in PyTorch's kernel",
     "jax layers.feedforward.smooth": "a derivative written out, as in PyTorch's kernels",

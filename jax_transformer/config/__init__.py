@@ -1,5 +1,6 @@
 """What a model is: plain Python that imports neither framework, shared by both."""
 
+from jax_transformer.config.audio import AudioConfig
 from jax_transformer.config.checks import check_choice, check_positive, from_dict
 from jax_transformer.config.ids import BOS_ID, EOS_ID, IGNORED_LABEL, PAD_ID, UNK_ID
 from jax_transformer.config.language import (
@@ -32,6 +33,7 @@ __all__ = [
     "UNK_ID",
     "Activation",
     "Architecture",
+    "AudioConfig",
     "DecoderOnlyConfig",
     "EncoderDecoderConfig",
     "EncoderOnlyConfig",

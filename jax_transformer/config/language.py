@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
+from jax_transformer.config.audio import AudioConfig
 from jax_transformer.config.checks import (
     check_above_zero,
     check_choice,
@@ -126,8 +127,8 @@ class EncoderOnlyConfig:
 class EncoderDecoderConfig:
     """An encoder and a decoder that attends to it."""
 
-    src_vocab_size: int
-    """Number of source token ids."""
+    src_vocab_size: int | None
+    """Number of source token ids; None: the source is `audio`."""
     tgt_vocab_size: int
     """Number of target token ids, and the width of the logits."""
     encoder: LayerConfig
@@ -166,11 +167,12 @@ class EncoderDecoderConfig:
     """Whether the output projection adds a bias."""
     logit_scale: float = 1.0
     """What the decoder's output is multiplied by before it is projected (T5, tied: D^-0.5)."""
+    audio: AudioConfig | None = None
+    """The source where it is no tokens (Whisper); it has positions of its own."""
 
     def __post_init__(self) -> None:
-        check_positive(
-            self, "src_vocab_size", "tgt_vocab_size", "num_encoder_layers", "num_decoder_layers"
-        )
+        check_positive(self, "tgt_vocab_size", "num_encoder_layers", "num_decoder_layers")
+        check_source(self)
         check_above_zero(self, "logit_scale")
         for half in (self.encoder, self.decoder):
             check_positions(self, half)
@@ -204,6 +206,22 @@ class EncoderDecoderConfig:
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, for JSON; `from_dict` is the inverse."""
         return dataclasses.asdict(self)
+
+
+def check_source(config: EncoderDecoderConfig) -> None:
+    """Raise InputError unless the source is either tokens or audio."""
+    if config.audio is None:
+        check_positive(config, "src_vocab_size")
+        return
+    if config.src_vocab_size is not None:
+        raise InputError(
+            f"audio with src_vocab_size={config.src_vocab_size}: the source is one of the two, set "
+            f"the other to None"
+        )
+    if config.position != "learned":
+        raise InputError(
+            f"audio with position={config.position!r}: a decoder of audio has learned positions"
+        )
 
 
 def check_positions(config: Any, layer: LayerConfig) -> None:

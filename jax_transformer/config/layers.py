@@ -53,6 +53,8 @@ class LayerConfig:
     """RMSNorm on queries and keys: on each `head`, or on the `full` projection."""
     qkv_bias: bool = True
     """Whether the query, key and value projections add a bias."""
+    key_bias: bool = True
+    """Whether the key projection is one of those that do (Whisper: not)."""
     out_bias: bool = True
     """Whether the output projection adds a bias."""
     attention_scale: float | None = None
@@ -95,6 +97,8 @@ class LayerConfig:
                 f"num_heads={self.num_heads} is not divisible by num_kv_heads="
                 f"{self.num_kv_heads}: each key-value head serves equally many query heads"
             )
+        if not (self.key_bias or self.qkv_bias):
+            raise InputError("key_bias=False with qkv_bias=False: no projection has one, leave it")
         if self.window is not None and not self.causal:
             raise InputError(f"window={self.window}: only causal attention has a sliding window")
         if self.parallel_norms not in (1, 2):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from jax_transformer.decoding.cache import DecoderLayerCache, grow_cache, start_cache
@@ -33,7 +33,7 @@ class DecodeState(NamedTuple):
 
 def greedy_decode(
     model: EncoderDecoder,
-    src: Int[Array, "B S"],
+    src: Int[Array, "B S"] | Float[Array, "B frames mels"],
     max_len: int = 50,
     bos_idx: int = BOS_ID,
     eos_idx: int = EOS_ID,
@@ -74,7 +74,7 @@ def decode(
     graphdef: nnx.GraphDef,
     params: Tree,
     buffers: Tree,
-    src: Int[Array, "B S"],
+    src: Int[Array, "B S"] | Float[Array, "B frames mels"],
     src_mask: Bool[Array, "B 1 1 S"],
     *,
     max_len: int,

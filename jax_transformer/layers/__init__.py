@@ -1,6 +1,7 @@
 """The components of a Transformer."""
 
 from jax_transformer.layers.attention import MultiHeadAttention, dot_product_attention
+from jax_transformer.layers.audio import AudioEmbedding
 from jax_transformer.layers.block import (
     Block,
     DecoderLayer,
@@ -29,6 +30,7 @@ from jax_transformer.layers.position_bias import RelativePositionBias, alibi_bia
 from jax_transformer.layers.rotary import RotaryPositionalEncoding
 
 __all__ = [
+    "AudioEmbedding",
     "Block",
     "DecoderLayer",
     "Dropout",

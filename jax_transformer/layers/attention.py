@@ -236,6 +236,7 @@ class MultiHeadAttention(nnx.Module):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         qkv_bias: bool = True,
+        key_bias: bool = True,
         out_bias: bool = True,
         scale: float | None = None,
         soft_cap: float | None = None,
@@ -253,7 +254,7 @@ class MultiHeadAttention(nnx.Module):
         self.soft_cap = soft_cap
         self.query_key_norm = query_key_norm
         self.q_proj = Linear(d_model, num_heads * width, bias=qkv_bias, rngs=rngs)
-        self.k_proj = Linear(d_model, kv_heads * width, bias=qkv_bias, rngs=rngs)
+        self.k_proj = Linear(d_model, kv_heads * width, bias=qkv_bias and key_bias, rngs=rngs)
         self.v_proj = Linear(d_model, kv_heads * width, bias=qkv_bias, rngs=rngs)
         self.out_proj = Linear(num_heads * width, d_model, bias=out_bias, rngs=rngs)
         self.q_norm, self.k_norm = (

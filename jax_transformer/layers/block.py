@@ -158,6 +158,7 @@ def make_attention(
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         qkv_bias=config.qkv_bias,
+        key_bias=config.key_bias,
         out_bias=config.out_bias,
         scale=config.attention_scale,
         soft_cap=config.attention_soft_cap,

@@ -14,15 +14,20 @@ class Buffer(nnx.Variable):
     """Saved and ported with the model, never trained: PyTorch's `register_buffer`."""
 
 
-def sinusoidal_table(max_len: int, d_model: int, halves: bool = False) -> np.ndarray:
+def sinusoidal_table(
+    max_len: int, d_model: int, halves: bool = False, endpoint: bool = False
+) -> np.ndarray:
     """`pe[p, 2i] = sin(p / 10000^(2i/D))`, `pe[p, 2i+1] = cos(p / 10000^(2i/D))`, `[max_len, D]`;
-    with `halves` all the sines come before all the cosines (Marian, Tensor2Tensor).
+    with `halves` all the sines come before all the cosines (Marian); with `endpoint` the last
+    frequency is 1/10000 itself, `10000^(i/(D/2 - 1))` in place of `10000^(2i/D)` (Tensor2Tensor,
+    Whisper: both).
 
     In float64: angles of thousands of radians lose four digits in float32. An odd D has one
     cosine column fewer than sines. Source: Vaswani et al. 2017, section 3.5.
     """
     position = np.arange(max_len, dtype=np.float64)[:, None]
-    div_term = np.exp(np.arange(0, d_model, 2, dtype=np.float64) * (-np.log(10000.0) / d_model))
+    span = max(2 * ((d_model - 1) // 2), 1) if endpoint else d_model
+    div_term = np.exp(np.arange(0, d_model, 2, dtype=np.float64) * (-np.log(10000.0) / span))
     pe = np.zeros((max_len, d_model))
     pe[:, 0::2] = np.sin(position * div_term)
     pe[:, 1::2] = np.cos(position * div_term[: d_model // 2])
@@ -33,10 +38,15 @@ class SinusoidalPositionalEncoding(nnx.Module):
     """`y = dropout(x + pe[positions])` with the fixed table of `sinusoidal_table`."""
 
     def __init__(
-        self, d_model: int, max_len: int = 5000, dropout: float = 0.1, halves: bool = False
+        self,
+        d_model: int,
+        max_len: int = 5000,
+        dropout: float = 0.1,
+        halves: bool = False,
+        endpoint: bool = False,
     ):
         self.dropout = Dropout(dropout)
-        pe = sinusoidal_table(max_len, d_model, halves)[None]
+        pe = sinusoidal_table(max_len, d_model, halves, endpoint)[None]
         self.pe = Buffer(jnp.asarray(pe, jnp.float32))
 
     def __call__(

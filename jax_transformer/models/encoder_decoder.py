@@ -25,11 +25,13 @@ class Encoder(Half):
 
     def __init__(self, config: EncoderDecoderConfig, *, rngs: nnx.Rngs):
         vocab_size = None if config.shared_embedding else config.src_vocab_size
-        super().__init__(config, config.encoder, config.num_encoder_layers, vocab_size, rngs=rngs)
+        super().__init__(
+            config, config.encoder, config.num_encoder_layers, vocab_size, config.audio, rngs=rngs
+        )
 
     def __call__(
         self,
-        src: Int[Array, "B S"],
+        src: Int[Array, "B S"] | Float[Array, "B frames mels"],
         src_mask: Bool[Array, "#B 1 #S S"] | None = None,
         positions: Int[Array, "B S"] | None = None,
         *,
@@ -53,6 +55,8 @@ class Encoder(Half):
 
 class Decoder(Half):
     """The half that writes the target and attends to what the encoder put out."""
+
+    embedding: Embedding
 
     def __init__(self, config: EncoderDecoderConfig, *, rngs: nnx.Rngs):
         super().__init__(
@@ -159,7 +163,7 @@ class EncoderDecoder(nnx.Module):
 
     def __call__(
         self,
-        src: Int[Array, "B S"],
+        src: Int[Array, "B S"] | Float[Array, "B frames mels"],
         tgt: Int[Array, "B T"],
         src_mask: Bool[Array, "#B 1 _ S"],
         tgt_mask: Bool[Array, "#B 1 #T T"],
@@ -182,7 +186,7 @@ class EncoderDecoder(nnx.Module):
 
     def encode(
         self,
-        src: Int[Array, "B S"],
+        src: Int[Array, "B S"] | Float[Array, "B frames mels"],
         src_mask: Bool[Array, "#B 1 #S S"] | None = None,
         positions: Int[Array, "B S"] | None = None,
         *,

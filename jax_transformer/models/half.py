@@ -7,11 +7,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from jax_transformer.config import (
+    AudioConfig,
     DecoderOnlyConfig,
     EncoderDecoderConfig,
     EncoderOnlyConfig,
     LayerConfig,
 )
+from jax_transformer.layers.audio import AudioEmbedding
 from jax_transformer.layers.block import Block
 from jax_transformer.layers.dropout import Dropout
 from jax_transformer.layers.linear import Embedding
@@ -30,7 +32,8 @@ class Half(nnx.Module):
     `embed(x) = dropout(embedding_norm(embedding(x) scale + pe))`.
 
     Positions, both norms and the scale are there or not by configuration. Without a `vocab_size`
-    there is no table, and the caller gives one.
+    there is no table, and the caller gives one; with `audio` the embedding and the positions are
+    those of sound.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Half(nnx.Module):
         layer: LayerConfig,
         num_layers: int,
         vocab_size: int | None,
+        audio: AudioConfig | None = None,
         *,
         rngs: nnx.Rngs,
     ):
@@ -46,10 +50,18 @@ class Half(nnx.Module):
         self.position = config.position
         self.num_heads = layer.num_heads
         self.scale = embedding_scale(config, d_model)
-        self.embedding = None if vocab_size is None else Embedding(vocab_size, d_model, rngs=rngs)
-        self.pos_encoding = position_encoding_layer(
-            config, d_model, config.sinusoid_halves, rngs=rngs
-        )
+        if audio is not None:
+            self.embedding = AudioEmbedding(d_model, audio.num_mel_bins, rngs=rngs)
+            self.pos_encoding = SinusoidalPositionalEncoding(
+                d_model, audio.max_len, 0.0, halves=True, endpoint=True
+            )
+        else:
+            self.embedding = (
+                None if vocab_size is None else Embedding(vocab_size, d_model, rngs=rngs)
+            )
+            self.pos_encoding = position_encoding_layer(
+                config, d_model, config.sinusoid_halves, rngs=rngs
+            )
         self.embedding_norm = make_norm(layer, d_model) if config.embedding_norm else None
         self.dropout = Dropout(layer.dropout)
         self.position_bias = position_bias_layer(config, layer, rngs=rngs)
@@ -61,7 +73,7 @@ class Half(nnx.Module):
 
     def embed(
         self,
-        tokens: Int[Array, "B T"],
+        tokens: Int[Array, "B T"] | Float[Array, "B frames mels"],
         positions: Int[Array, "B T"] | None = None,
         *,
         embedding: Embedding | None = None,

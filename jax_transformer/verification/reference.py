@@ -66,23 +66,27 @@ def names_of_modules(model: Any) -> Callable[[str], str]:
     """From the modules of a `torch_reference` model to ours: two embeddings of one table are one
     module here, which both halves call."""
     halves = (getattr(model, half, None) for half in ("encoder", "decoder"))
-    tables = [half.embedding.weight for half in halves if half is not None]
+    tables = [getattr(half.embedding, "weight", None) for half in halves if half is not None]
     if len(tables) < 2 or tables[0] is not tables[1]:
         return lambda name: name
     return lambda name: "decoder.embedding" if name == "encoder.embedding" else name
 
 
 def check_kind(ours: Config, theirs: Config, reference: Path) -> None:
-    """Refuse to compare a translator with a language model.
+    """Refuse to compare a translator with a language model, or what reads sound with what does not.
 
     Raises:
-        InputError: two kinds, or two sizes.
+        InputError: two kinds.
     """
     if type(ours) is not type(theirs):
         raise InputError(
             f"{reference} holds a model of {type(theirs).__name__}, the other of "
             f"{type(ours).__name__}: give two of one kind"
         )
+    sources = [getattr(config, "audio", None) for config in (ours, theirs)]
+    if sources[0] != sources[1]:
+        read = [str(source or "tokens") for source in sources]
+        raise InputError(f"{reference} reads {read[1]}, the other {read[0]}: give two of one kind")
 
 
 def reference_model(config: Config) -> Any:
@@ -236,7 +240,7 @@ def revealing_inputs(*configs: Config) -> tuple[Arrays, np.ndarray]:
     """What both models are given, and which tokens count.
 
     A full row that ends at the last position, one padded on the right, one on the left; ids of
-    the whole vocabulary.
+    the whole vocabulary, or normal numbers for features.
 
     Raises:
         InputError: an encoder alone.
@@ -260,5 +264,12 @@ def revealing_inputs(*configs: Config) -> tuple[Arrays, np.ndarray]:
     if not isinstance(configs[0], ModelConfig | EncoderDecoderConfig):
         raise InputError(f"{type(configs[0]).__name__}: encoders alone are not compared")
     causal = padding & np.tril(np.ones((length, length), bool))
-    tokens = ids("src_vocab_size"), ids("tgt_vocab_size")
-    return (*tokens, padding, causal, positions, positions), real
+    audio = getattr(configs[0], "audio", None)
+    if audio is None:
+        tokens = ids("src_vocab_size"), ids("tgt_vocab_size")
+        return (*tokens, padding, causal, positions, positions), real
+    half = min(LENGTH, audio.max_len)
+    features = generator.standard_normal((ROWS, 2 * half, audio.num_mel_bins))
+    seen = np.ones((ROWS, 1, 1, half), bool)
+    inputs = features.astype(np.float32), ids("tgt_vocab_size"), seen, causal, None, positions
+    return inputs, real

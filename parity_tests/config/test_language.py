@@ -6,6 +6,7 @@ import json
 import pytest
 
 from jax_transformer.config import (
+    AudioConfig,
     DecoderOnlyConfig,
     EncoderDecoderConfig,
     EncoderOnlyConfig,
@@ -30,6 +31,10 @@ ENCODER_DECODER = EncoderDecoderConfig(
     num_encoder_layers=1,
     num_decoder_layers=1,
     position="none",
+)
+
+LISTENING = dataclasses.replace(
+    ENCODER_DECODER, src_vocab_size=None, audio=AudioConfig(num_mel_bins=5), position="learned"
 )
 
 
@@ -82,6 +87,12 @@ ENCODER_DECODER = EncoderDecoderConfig(
             {"shared_embedding": True},
             "shared_embedding with src_vocab_size=9 and tgt_vocab_size=8: one table needs",
         ),
+        (ENCODER_DECODER, {"src_vocab_size": None}, "src_vocab_size=None: must be a whole number"),
+        (LISTENING, {"src_vocab_size": 9}, "audio with src_vocab_size=9: the source is one of"),
+        (LISTENING, {"position": "sinusoidal"}, "audio with position='sinusoidal': a decoder"),
+        (LISTENING, {"shared_embedding": True}, "shared_embedding with src_vocab_size=None"),
+        (LISTENING.audio, {"num_mel_bins": 0}, "num_mel_bins=0: must be a whole number"),
+        (LISTENING.audio, {"max_len": 1.5}, r"max_len=1\.5: must be a whole number"),
     ],
 )
 def test_what_does_not_go_together_is_refused(config, changes, message):
@@ -104,6 +115,7 @@ def test_what_does_not_go_together_is_refused(config, changes, message):
         ),
         ENCODER_ONLY,
         ENCODER_DECODER,
+        LISTENING,
         ModelConfig(src_vocab_size=9, tgt_vocab_size=9, tied_tables="all").layers(),
     ],
 )

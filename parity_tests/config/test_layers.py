@@ -26,6 +26,7 @@ def test_heads_are_as_wide_as_the_model_has_room_for_unless_told_otherwise():
         ({"num_kv_heads": 0}, "num_kv_heads=0: must be a whole number of at least 1"),
         ({"head_dim": 2.0}, r"head_dim=2\.0: must be a whole number"),
         ({"d_ff": True}, "d_ff=True: must be a whole number"),
+        ({"key_bias": False, "qkv_bias": False}, "key_bias=False with qkv_bias=False"),
         ({"window": -1}, "window=-1: must be a whole number"),
         ({"window": 4, "causal": False}, "window=4: only causal attention"),
         ({"norm": "group"}, "norm='group': must be one of layer, rms"),

@@ -136,6 +136,7 @@ OPTIONS = declare(
     grouped_case("one key head", 4, 1, PER_HEAD, normal(B, 1, 1, S)),
     grouped_case("scale and soft cap", N, N, PER_HEAD, scale=1.0, soft_cap=3.0),
     option_case("grouped, wide heads, no biases", num_kv_heads=2, head_dim=6, qkv_bias=False),
+    option_case("no bias of keys", key_bias=False),
     option_case("one key head, soft cap", num_kv_heads=1, soft_cap=2.0, out_bias=False),
     option_case("scale, bias", scale=1.0, bias=normal(1, N, T, T)),
     option_case("norms of heads, half pairs", query_key_norm="head", rotary=ROTARY["half"]),

@@ -125,6 +125,7 @@ BLOCKS = declare(
     block_case(layer_config(activation="relu"), name="bias", bias=normal(1, N, T, T)),
     block_case(LAYERS["gemma"], True, "cross-attention, sandwich"),
     block_case(LAYERS["olmo"], True, "cross-attention, output", normal(B, N, T, T)),
+    block_case(layer_config(key_bias=False), True, "cross-attention, no bias of keys"),
 )
 
 
@@ -160,6 +161,7 @@ def configs(draw):
     norm = draw(st.sampled_from(get_args(values.Norm)))
     scaled = st.booleans() if norm == "rms" else st.just(False)
     head_dim = draw(st.sampled_from([None, 6]))
+    qkv_bias = draw(st.booleans())
     return layer_config(
         norm=norm,
         norm_epsilon=draw(st.sampled_from([1e-6, 0.1])),
@@ -171,7 +173,8 @@ def configs(draw):
         num_kv_heads=draw(st.sampled_from([None, 1, 2])),
         head_dim=head_dim,
         query_key_norm=draw(st.sampled_from(get_args(values.QueryKeyNorm))),
-        qkv_bias=draw(st.booleans()),
+        qkv_bias=qkv_bias,
+        key_bias=not qkv_bias or draw(st.booleans()),
         out_bias=draw(st.booleans()),
         attention_scale=draw(st.sampled_from([None, 1.0])),
         attention_soft_cap=draw(st.sampled_from([None, 3.0])),

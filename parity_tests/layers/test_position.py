@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from transformers.models.whisper import modeling_whisper as whisper
 
 from jax_transformer.errors import InputError
 from jax_transformer.layers import position
@@ -37,14 +38,14 @@ CASES = declare(
     ),
     *(
         Case(
-            name=f"sines before cosines, width {width}",
+            name=f"sines before cosines, width {width}, {'one closed' if closed else 'open'} range",
             jax=position.SinusoidalPositionalEncoding,
             torch=reference.SinusoidalPositionalEncoding,
-            arguments=(width, MAX_LEN, 0.1, True),
+            arguments=(width, MAX_LEN, 0.1, True, closed),
             inputs={"x": normal(B, S, width), "positions": SOURCE_POSITIONS},
             place="encoder.pos_encoding",
         )
-        for width in (D, 5)
+        for width, closed in ((D, False), (5, False), (D, True))
     ),
     *(
         Case(
@@ -108,6 +109,25 @@ def test_with_halves_all_sines_come_first():
         expected = [np.sin(1), np.sin(0.01), np.cos(1), np.cos(0.01)]
         np.testing.assert_allclose(table(2, 4, halves=True)[1], expected, rtol=1e-15)
         np.testing.assert_array_equal(table(1, 5, halves=True), [[0, 0, 0, 1, 1]])
+
+
+@pytest.mark.parametrize("width", [4, 6, 384])
+def test_with_the_endpoint_both_tables_are_the_formula_of_whisper(width):
+    half = width // 2
+    angles = np.arange(40)[:, None] / 10000.0 ** (np.arange(half) / (half - 1))
+    expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    for table in (position.sinusoidal_table, reference.sinusoidal_table):
+        found = table(40, width, halves=True, endpoint=True)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+    theirs = whisper.sinusoids(40, width).numpy()  # in float32
+    np.testing.assert_allclose(theirs, expected, rtol=0, atol=40 * 2.0**-23)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_with_the_endpoint_one_or_two_frequencies_begin_at_1(width):
+    expected = [np.sin(1), np.cos(1), np.sin(1e-4)][:width]
+    for table in (position.sinusoidal_table, reference.sinusoidal_table):
+        np.testing.assert_allclose(table(2, width, endpoint=True)[1], expected, rtol=1e-15)
 
 
 def test_an_odd_width_has_one_cosine_fewer():

@@ -124,6 +124,7 @@ def configs(draw):
         ),
     )
     flag = st.booleans()
+    qkv_bias = draw(flag)
     return decoder(
         {
             "num_kv_heads": kv_heads,
@@ -135,7 +136,8 @@ def configs(draw):
             "placement": draw(st.sampled_from(["post", "pre", "output", "sandwich", "parallel"])),
             "parallel_norms": draw(st.sampled_from([1, 2])),
             "query_key_norm": draw(st.sampled_from(["none", "head", "full"])),
-            "qkv_bias": draw(flag),
+            "qkv_bias": qkv_bias,
+            "key_bias": not qkv_bias or draw(flag),
             "out_bias": draw(flag),
             "ffn_bias": draw(flag),
             "attention_scale": draw(st.sampled_from([None, 0.7])),

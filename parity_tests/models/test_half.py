@@ -11,7 +11,7 @@ import torch
 from flax import nnx
 
 from jax_transformer import config as values
-from jax_transformer.config import EncoderDecoderConfig, LayerConfig, RotaryConfig
+from jax_transformer.config import AudioConfig, EncoderDecoderConfig, LayerConfig, RotaryConfig
 from jax_transformer.decoding import greedy_decode
 from jax_transformer.decoding.cache import start_cache
 from jax_transformer.errors import InputError
@@ -60,16 +60,14 @@ def config(position, layer=None, **options):
         LayerConfig(d_model=D, num_heads=N, d_ff=F, causal=causal, rotary=rotary, **(layer or {}))
         for causal in (False, True)
     )
+    sizes = {"src_vocab_size": V, "tgt_vocab_size": V, "max_len": MAX_LEN}
     return EncoderDecoderConfig(
-        src_vocab_size=V,
-        tgt_vocab_size=V,
         encoder=encoder,
         decoder=decoder,
         num_encoder_layers=1,
         num_decoder_layers=1,
         position=position,
-        max_len=MAX_LEN,
-        **options,
+        **sizes | options,
     )
 
 
@@ -105,7 +103,21 @@ CONFIGS = {
     "ALiBi": config("alibi", {"placement": "sandwich"}, embedding_scale=1.5, tied=True),
     "rotary": config("rotary", {"num_kv_heads": 1, "gated": True, "placement": "output"}),
     "none": config("none"),
+    "Whisper": config(
+        "learned",
+        {"key_bias": False},
+        src_vocab_size=None,
+        audio=AudioConfig(num_mel_bins=5, max_len=S),
+        tied=True,
+        head_bias=False,
+    ),
 }
+
+FRAMES = normal(B, 2 * S - 1, 5)
+
+
+def source_of(name):
+    return FRAMES if CONFIGS[name].audio else SOURCE
 
 
 def whole_case(name):
@@ -116,7 +128,7 @@ def whole_case(name):
         torch=reference.EncoderDecoder,
         arguments=(CONFIGS[name],),
         inputs={
-            "src": SOURCE,
+            "src": source_of(name),
             "tgt": TARGET,
             "src_mask": SOURCE_MASK,
             "tgt_mask": TARGET_MASK,
@@ -203,7 +215,7 @@ def test_cached_is_uncached_at_every_position(pair):
     _, ours = pair
     graphdef, params, buffers = split(ours)
     source, source_mask, target, target_mask = map(
-        jnp.asarray, (SOURCE, SOURCE_MASK, TARGET, TARGET_MASK)
+        jnp.asarray, (FRAMES if ours.config.audio else SOURCE, SOURCE_MASK, TARGET, TARGET_MASK)
     )
     source_places, places = map(jnp.asarray, POSITIONS)
 
@@ -234,16 +246,23 @@ def test_greedy_decoding_with_a_cache_gives_the_tokens_without_one(pair):
     theirs, ours = pair
     has_table = ours.config.position in ("learned", "sinusoidal")
     length = MAX_LEN if has_table else MAX_LEN + 1
-    expected = theirs.greedy_decode(torch.from_numpy(SOURCE), length).numpy()
+    source, mask = SOURCE, None
+    if ours.config.audio:
+        source, mask = FRAMES, SOURCE_MASK
+    masks = None if mask is None else torch.from_numpy(mask)
+    expected = theirs.greedy_decode(torch.from_numpy(source), length, src_mask=masks).numpy()
     with jax.enable_x64(True):
-        found = np.asarray(greedy_decode(ours, jnp.asarray(SOURCE), length))
+        masks = None if mask is None else jnp.asarray(mask)
+        found = np.asarray(greedy_decode(ours, jnp.asarray(source), length, src_mask=masks))
     np.testing.assert_array_equal(found[:, : expected.shape[1]], expected)
     assert len(np.unique(expected)) > 3
     if has_table:
         with pytest.raises(InputError, match=f"decodes 1 to {MAX_LEN} tokens"):
-            greedy_decode(ours, jnp.asarray(SOURCE), MAX_LEN + 1)
+            greedy_decode(ours, jnp.asarray(source), MAX_LEN + 1, src_mask=masks)
 
 
+# (A convolution reads the padding beside a token.)
+@pytest.mark.parametrize("pair", sorted(CONFIGS.keys() - {"Marian", "Whisper"}), indirect=True)
 def test_a_padded_row_gives_the_logits_of_its_sentence_alone(pair):
     theirs, ours = pair
     real_source, real_target = padding(S)[2], padding(T)[2]

@@ -1,6 +1,7 @@
 """The components of a Transformer."""
 
 from torch_reference.layers.attention import MultiHeadAttention, dot_product_attention
+from torch_reference.layers.audio import AudioEmbedding
 from torch_reference.layers.block import (
     Block,
     DecoderLayer,
@@ -28,6 +29,7 @@ from torch_reference.layers.position_bias import RelativePositionBias, alibi_bia
 from torch_reference.layers.rotary import RotaryPositionalEncoding
 
 __all__ = [
+    "AudioEmbedding",
     "Block",
     "DecoderLayer",
     "EncoderLayer",

@@ -166,6 +166,7 @@ class MultiHeadAttention(nn.Module):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         qkv_bias: bool = True,
+        key_bias: bool = True,
         out_bias: bool = True,
         scale: float | None = None,
         soft_cap: float | None = None,
@@ -183,7 +184,7 @@ class MultiHeadAttention(nn.Module):
         self.soft_cap = soft_cap
         self.query_key_norm: QueryKeyNorm = query_key_norm
         self.q_proj = nn.Linear(d_model, num_heads * width, bias=qkv_bias)
-        self.k_proj = nn.Linear(d_model, kv_heads * width, bias=qkv_bias)
+        self.k_proj = nn.Linear(d_model, kv_heads * width, bias=qkv_bias and key_bias)
         self.v_proj = nn.Linear(d_model, kv_heads * width, bias=qkv_bias)
         self.out_proj = nn.Linear(num_heads * width, d_model, bias=out_bias)
         self.q_norm, self.k_norm = (

@@ -9,16 +9,21 @@ from torch import Tensor, nn
 from jax_transformer.errors import InputError
 
 
-def sinusoidal_table(max_len: int, d_model: int, halves: bool = False) -> Tensor:
+def sinusoidal_table(
+    max_len: int, d_model: int, halves: bool = False, endpoint: bool = False
+) -> Tensor:
     """`pe[p, 2i] = sin(p / 10000^(2i/D))`, `pe[p, 2i+1] = cos(p / 10000^(2i/D))`, `[max_len, D]`;
-    with `halves` all the sines come before all the cosines (Marian, Tensor2Tensor).
+    with `halves` all the sines come before all the cosines (Marian); with `endpoint` the last
+    frequency is 1/10000 itself, `10000^(i/(D/2 - 1))` in place of `10000^(2i/D)` (Tensor2Tensor,
+    Whisper: both).
 
     In float64: angles of thousands of radians lose four digits in float32. An odd D has one
     cosine column fewer than sines. Source: Vaswani et al. 2017, section 3.5.
     """
     position = torch.arange(max_len, dtype=torch.float64)[:, None]
+    span = max(2 * ((d_model - 1) // 2), 1) if endpoint else d_model
     div_term = torch.exp(
-        torch.arange(0, d_model, 2, dtype=torch.float64) * (-math.log(10000.0) / d_model)
+        torch.arange(0, d_model, 2, dtype=torch.float64) * (-math.log(10000.0) / span)
     )
     pe = torch.zeros(max_len, d_model, dtype=torch.float64)
     pe[:, 0::2] = torch.sin(position * div_term)
@@ -32,11 +37,18 @@ class SinusoidalPositionalEncoding(nn.Module):
     pe: Tensor
 
     def __init__(
-        self, d_model: int, max_len: int = 5000, dropout: float = 0.1, halves: bool = False
+        self,
+        d_model: int,
+        max_len: int = 5000,
+        dropout: float = 0.1,
+        halves: bool = False,
+        endpoint: bool = False,
     ):
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        pe = sinusoidal_table(max_len, d_model, halves)[None].to(torch.get_default_dtype())
+        pe = sinusoidal_table(max_len, d_model, halves, endpoint)[None].to(
+            torch.get_default_dtype()
+        )
         self.register_buffer("pe", pe)
 
     def forward(

@@ -26,11 +26,13 @@ class Encoder(Half):
     """The half that reads the source."""
 
     def __init__(self, config: EncoderDecoderConfig):
-        super().__init__(config, config.encoder, config.num_encoder_layers, config.src_vocab_size)
+        super().__init__(
+            config, config.encoder, config.num_encoder_layers, config.src_vocab_size, config.audio
+        )
 
     def forward(
         self,
-        src: Int[Tensor, "B S"],
+        src: Int[Tensor, "B S"] | Float[Tensor, "B frames mels"],
         src_mask: Bool[Tensor, "#B 1 #S S"] | None = None,
         positions: Int[Tensor, "B S"] | None = None,
     ) -> Float[Tensor, "B S D"]:
@@ -123,7 +125,7 @@ class EncoderDecoder(nn.Module):
 
     def forward(
         self,
-        src: Int[Tensor, "B S"],
+        src: Int[Tensor, "B S"] | Float[Tensor, "B frames mels"],
         tgt: Int[Tensor, "B T"],
         src_mask: Bool[Tensor, "#B 1 _ S"] | None = None,
         tgt_mask: Bool[Tensor, "#B 1 #T T"] | None = None,
@@ -142,7 +144,7 @@ class EncoderDecoder(nn.Module):
 
     def encode(
         self,
-        src: Int[Tensor, "B S"],
+        src: Int[Tensor, "B S"] | Float[Tensor, "B frames mels"],
         src_mask: Bool[Tensor, "#B 1 #S S"] | None = None,
         positions: Int[Tensor, "B S"] | None = None,
     ) -> Float[Tensor, "B S D"]:
@@ -156,7 +158,7 @@ class EncoderDecoder(nn.Module):
     @torch.no_grad()
     def greedy_decode(
         self,
-        src: Int[Tensor, "B S"],
+        src: Int[Tensor, "B S"] | Float[Tensor, "B frames mels"],
         max_len: int = 50,
         bos_idx: int = 2,
         eos_idx: int = 3,

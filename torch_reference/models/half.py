@@ -1,17 +1,20 @@
 """One half of an encoder-decoder: embeddings with positions, layers, and a norm."""
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from jax_transformer.config import (
+    AudioConfig,
     DecoderOnlyConfig,
     EncoderDecoderConfig,
     EncoderOnlyConfig,
     LayerConfig,
 )
+from torch_reference.layers.audio import AudioEmbedding
 from torch_reference.layers.block import Block
 from torch_reference.layers.normalization import make_norm
 from torch_reference.layers.position import (
@@ -27,23 +30,33 @@ class Half(nn.Module):
     """What encoder and decoder have in common: `norm(layers(embed(tokens)))` with
     `embed(x) = dropout(embedding_norm(embedding(x) scale + pe))`.
 
-    Positions, both norms and the scale are there or not by configuration.
+    Positions, both norms and the scale are there or not by configuration. With `audio` the
+    embedding and the positions are those of sound.
     """
+
+    embedding: Any
 
     def __init__(
         self,
         config: EncoderDecoderConfig,
         layer: LayerConfig,
         num_layers: int,
-        vocab_size: int,
+        vocab_size: int | None,
+        audio: AudioConfig | None = None,
     ):
         super().__init__()
         d_model = layer.d_model
         self.position = config.position
         self.num_heads = layer.num_heads
         self.scale = embedding_scale(config, d_model)
-        self.embedding = nn.Embedding(vocab_size, d_model)
-        self.pos_encoding = position_encoding_layer(config, d_model, config.sinusoid_halves)
+        if audio is not None:
+            self.embedding = AudioEmbedding(d_model, audio.num_mel_bins)
+            self.pos_encoding = SinusoidalPositionalEncoding(
+                d_model, audio.max_len, 0.0, halves=True, endpoint=True
+            )
+        elif vocab_size is not None:
+            self.embedding = nn.Embedding(vocab_size, d_model)
+            self.pos_encoding = position_encoding_layer(config, d_model, config.sinusoid_halves)
         self.embedding_norm = make_norm(layer, d_model) if config.embedding_norm else None
         self.dropout = nn.Dropout(layer.dropout)
         self.position_bias = position_bias_layer(config, layer)
@@ -55,7 +68,7 @@ class Half(nn.Module):
 
     def embed(
         self,
-        tokens: Int[Tensor, "B T"],
+        tokens: Int[Tensor, "B T"] | Float[Tensor, "B frames mels"],
         positions: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """What goes into the first layer."""
