@@ -1,7 +1,7 @@
 """The components of a Transformer."""
 
 from jax_transformer.layers.attention import MultiHeadAttention, dot_product_attention
-from jax_transformer.layers.audio import AudioEmbedding
+from jax_transformer.layers.audio import AudioEmbedding, Conv1d
 from jax_transformer.layers.block import (
     Block,
     DecoderLayer,
@@ -32,6 +32,7 @@ from jax_transformer.layers.rotary import RotaryPositionalEncoding
 __all__ = [
     "AudioEmbedding",
     "Block",
+    "Conv1d",
     "DecoderLayer",
     "Dropout",
     "Embedding",

@@ -247,7 +247,7 @@ def leaf_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     from jax_transformer.models.parameters import flatten
 
     _, params, buffers = skeleton(config)
-    leaves = flatten(params) | (flatten(buffers) if isinstance(config, ModelConfig) else {})
+    leaves = flatten(params) | (flatten(buffers) if keeps_buffers(config) else {})
     return {name: tuple(leaf.shape) for name, leaf in leaves.items()}
 
 
@@ -255,4 +255,10 @@ def buffer_names(config: Config) -> tuple[str, ...]:
     """Those of `leaf_shapes` that are no parameters."""
     from jax_transformer.models.parameters import flatten
 
-    return tuple(flatten(skeleton(config)[2])) if isinstance(config, ModelConfig) else ()
+    return tuple(flatten(skeleton(config)[2])) if keeps_buffers(config) else ()
+
+
+def keeps_buffers(config: Config) -> bool:
+    """Whether files have the tables of positions that are not trained: those of the lecture
+    document's script, and Whisper's."""
+    return isinstance(config, ModelConfig) or getattr(config, "audio", None) is not None

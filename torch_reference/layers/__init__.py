@@ -1,7 +1,7 @@
 """The components of a Transformer."""
 
 from torch_reference.layers.attention import MultiHeadAttention, dot_product_attention
-from torch_reference.layers.audio import AudioEmbedding
+from torch_reference.layers.audio import AudioEmbedding, Conv1d
 from torch_reference.layers.block import (
     Block,
     DecoderLayer,
@@ -31,6 +31,7 @@ from torch_reference.layers.rotary import RotaryPositionalEncoding
 __all__ = [
     "AudioEmbedding",
     "Block",
+    "Conv1d",
     "DecoderLayer",
     "EncoderLayer",
     "FeedForward",

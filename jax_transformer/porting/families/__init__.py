@@ -24,6 +24,7 @@ from jax_transformer.porting.families import (
     qwen3,
     roberta,
     t5,
+    whisper,
 )
 from jax_transformer.porting.families.base import Family
 
@@ -47,6 +48,7 @@ FAMILIES: tuple[Family, ...] = (
     t5.FAMILY,
     bart.FAMILY,
     marian.FAMILY,
+    whisper.FAMILY,
 )
 
 

@@ -20,6 +20,7 @@ from jax_transformer.models.encoder_decoder import EncoderDecoder
 from jax_transformer.models.encoder_only import EncoderOnly
 from jax_transformer.models.parameters import cast, flatten, split, unflatten
 from jax_transformer.porting.families.base import Config, Family, read_config, write_config
+from jax_transformer.porting.identify import leaf_shapes
 from jax_transformer.porting.plan import convert, convert_back
 from parity_tests.harness import QUICK, to_numpy
 from parity_tests.models import third_party
@@ -106,11 +107,14 @@ def ported(example: Example, model: torch.nn.Module, dtype: Any = jnp.float64) -
     """Our model with those weights."""
     config = read_config(example.family, example.values)
     graphdef, params, buffers = skeleton(config)
-    shapes = {name: leaf.shape for name, leaf in flatten(params).items()}
-    leaves = convert(example.family.rules(config), tensors_of(model), shapes)
-    params = unflatten({name: jnp.asarray(leaf) for name, leaf in leaves.items()}, params)
-    made = buffers_of(config) if jax.tree.leaves(buffers) else buffers
-    return nnx.merge(graphdef, cast(params, dtype), cast(made, dtype))
+    leaves = convert(example.family.rules(config), tensors_of(model), leaf_shapes(config))
+    arrays = {name: jnp.asarray(leaf) for name, leaf in leaves.items()}
+    params = unflatten({name: arrays.pop(name) for name in flatten(params)}, params)
+    if arrays:
+        buffers = unflatten(arrays, buffers)
+    elif jax.tree.leaves(buffers):
+        buffers = buffers_of(config)
+    return nnx.merge(graphdef, cast(params, dtype), cast(buffers, dtype))
 
 
 def check_same_function(example: Example, last: int, mask_name: str = "attention_mask") -> None:
@@ -144,9 +148,8 @@ def check_way_back(example: Example, dtype: torch.dtype = torch.bfloat16) -> Non
         for n, t in names.items()
     }
     config = read_config(example.family, example.values)
-    shapes = {name: leaf.shape for name, leaf in flatten(skeleton(config)[1]).items()}
     rules = example.family.rules(config)
-    there = convert(rules, raw, shapes)
+    there = convert(rules, raw, leaf_shapes(config))
     for name in getattr(model, "_keys_to_ignore_on_save", None) or ():
         raw.pop(name, None)  # what `save_pretrained` leaves out
     back = convert_back(rules, there, {name: array.shape for name, array in raw.items()})
