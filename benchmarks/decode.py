@@ -19,12 +19,13 @@ from timing import Timing, compare, print_table, print_timings
 from transformers import MarianConfig, MarianMTModel
 
 import torch_reference.models.encoder_decoder as reference
-from jax_transformer.config import BOS_ID, PAD_ID, ModelConfig
+from jax_transformer.config import BOS_ID, PAD_ID, GenerationConfig, ModelConfig
 from jax_transformer.decoding.greedy import decode
 from jax_transformer.models.encoder_decoder import Transformer
 from jax_transformer.models.parameters import split
 
 NO_TOKEN = -1
+ENDLESS = GenerationConfig(start_id=BOS_ID)
 
 
 def base_model(vocab_size: int) -> ModelConfig:
@@ -43,7 +44,7 @@ def ours(config: ModelConfig, src: np.ndarray) -> Callable[[int], Callable[[], o
 
     def decoder(length: int) -> Callable[[], object]:
         return lambda: decode(
-            graphdef, params, buffers, ids, mask, max_len=length, eos_idx=NO_TOKEN
+            graphdef, params, buffers, ids, mask, max_len=length, rules=ENDLESS
         ).block_until_ready()
 
     return decoder

@@ -50,7 +50,8 @@ def optional(metavar: str, default: str = "") -> Any:
 class Generate:
     """Continue prompts with the best language model of a run, or translate with a translator.
 
-    The most likely token is taken, unless a flag asks for a draw.
+    The most likely token is taken, unless a flag asks for a draw. A ported model begins, ends and
+    leaves out what its generation_config.json says.
     """
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
@@ -58,7 +59,7 @@ class Generate:
     prompt: Annotated[str | None, optional("TEXT")] = None
     """The text to continue. What follows is shown as it comes."""
     text: Annotated[str | None, optional("SENTENCE")] = None
-    """The sentence to translate."""
+    """The sentence to translate, or what else an encoder-decoder is to read."""
     input: Annotated[Path | None, optional("FILE")] = None
     """Or a text file with a prompt, or a sentence, on each line (`.gz` too)."""
     output: Annotated[Path | None, optional("FILE", "standard output")] = None
@@ -108,7 +109,7 @@ def generate(options: Generate) -> None:
     from jax_transformer.training.run import RunDirectory
 
     ported = is_ported(options.run_dir)
-    task = "language" if ported else RunDirectory(options.run_dir).load_task()
+    task = ported_task(options.run_dir) if ported else RunDirectory(options.run_dir).load_task()
     check_flags(options, task)
     given = options.prompt if task == "language" else options.text
     if (given is None) == (options.input is None):
@@ -143,6 +144,22 @@ def is_ported(path: Path) -> bool:
     return "task" not in values and not {"family", "model_type"}.isdisjoint(values)
 
 
+def ported_task(path: Path) -> str:
+    """What such a model does.
+
+    Raises:
+        InputError: it writes no text, or is none that is known.
+    """
+    from jax_transformer.config import DecoderOnlyConfig, EncoderOnlyConfig
+    from jax_transformer.porting.identify import identify
+    from jax_transformer.porting.recognise import open_checkpoint
+
+    config = identify(open_checkpoint(path)).config
+    if isinstance(config, EncoderOnlyConfig):
+        raise InputError(f"{path} holds an encoder, which writes no text: give a language model")
+    return "language" if isinstance(config, DecoderOnlyConfig) else "translation"
+
+
 def check_flags(options: Generate, task: str) -> None:
     """Refuse flags that the run has no use for.
 
@@ -162,18 +179,29 @@ def check_flags(options: Generate, task: str) -> None:
 
 def translate(options: Generate, sentences: Sequence[str]) -> Iterator[str]:
     """A line for each sentence."""
+    translator, params = make_translator(options.run_dir)
+    for translation in translator(params, sentences, max_len=options.max_len):
+        # One line each, so that line n of the output translates line n of the input.
+        yield " ".join(translation.split()) + "\n"
+
+
+def make_translator(path: Path) -> tuple[Any, Any]:
+    """The translator of a run or of a ported directory, and its parameters."""
+    if is_ported(path):
+        from jax_transformer.porting.pretrained import from_pretrained
+
+        found = from_pretrained(path)
+        return found.translator(), found.params
     from jax_transformer.config import ModelConfig
     from jax_transformer.data.tokenizer import Tokenizer
     from jax_transformer.decoding.translate import Translator
     from jax_transformer.training.run import load_best
 
-    model = load_best(options.run_dir)
+    model = load_best(path)
     assert isinstance(model.config, ModelConfig)
     assert isinstance(model.tokenizer, Tokenizer)
     translator = Translator(model.graphdef, model.buffers, model.config, model.tokenizer)
-    for translation in translator(model.params, sentences, max_len=options.max_len):
-        # One line each, so that line n of the output translates line n of the input.
-        yield " ".join(translation.split()) + "\n"
+    return translator, model.params
 
 
 def make_generator(path: Path) -> Any:
@@ -182,7 +210,7 @@ def make_generator(path: Path) -> Any:
         from jax_transformer.porting.pretrained import from_pretrained
 
         return from_pretrained(path).generator()
-    from jax_transformer.config import BOS_ID, EOS_ID, DecoderOnlyConfig
+    from jax_transformer.config import OWN_RULES, DecoderOnlyConfig
     from jax_transformer.decoding.generate import TextGenerator
     from jax_transformer.training.run import load_best
 
@@ -194,8 +222,7 @@ def make_generator(path: Path) -> Any:
         model.buffers,
         model.config,
         model.tokenizer,
-        start_id=BOS_ID,
-        end_ids=(EOS_ID,),
+        rules=OWN_RULES,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jax_transformer.cli import main
-from jax_transformer.config import BOS_ID, EOS_ID
+from jax_transformer.config import OWN_RULES
 from jax_transformer.decoding.generate import TextGenerator
 from jax_transformer.decoding.sampling import make_strategy
 from jax_transformer.training.run import load_best
@@ -43,8 +43,7 @@ def generator(run):
         model.buffers,
         model.config,
         model.tokenizer,
-        start_id=BOS_ID,
-        end_ids=(EOS_ID,),
+        rules=OWN_RULES,
     )
 
 

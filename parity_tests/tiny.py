@@ -194,7 +194,7 @@ def train(
 
 quick_decode = jax.jit(
     translate.decode,
-    static_argnames=("graphdef", "max_len", "bos_idx", "eos_idx"),
+    static_argnames=("graphdef", "max_len", "rules"),
     compiler_options=QUICK,
 )
 quick_loss = jax.jit(evaluate.loss_sum, static_argnames="graphdef", compiler_options=QUICK)

@@ -2,6 +2,7 @@
 
 from jax_transformer.config.audio import AudioConfig
 from jax_transformer.config.checks import check_choice, check_positive, from_dict
+from jax_transformer.config.generation import OWN_RULES, GenerationConfig
 from jax_transformer.config.ids import BOS_ID, EOS_ID, IGNORED_LABEL, PAD_ID, UNK_ID
 from jax_transformer.config.language import (
     DecoderOnlyConfig,
@@ -29,6 +30,7 @@ __all__ = [
     "BOS_ID",
     "EOS_ID",
     "IGNORED_LABEL",
+    "OWN_RULES",
     "PAD_ID",
     "UNK_ID",
     "Activation",
@@ -37,6 +39,7 @@ __all__ = [
     "DecoderOnlyConfig",
     "EncoderDecoderConfig",
     "EncoderOnlyConfig",
+    "GenerationConfig",
     "LayerConfig",
     "ModelConfig",
     "Norm",

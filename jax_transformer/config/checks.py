@@ -52,6 +52,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def is_whole(value: Any) -> bool:
+    """Whether the value is a whole number of at least 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def check_choice(config: Any, name: str, choices: Any) -> None:
     """Raise InputError unless the field is one of the values of a `Literal`."""
     value = getattr(config, name)

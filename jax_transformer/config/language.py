@@ -9,6 +9,7 @@ from jax_transformer.config.checks import (
     check_choice,
     check_optional_above_zero,
     check_positive,
+    is_whole,
 )
 from jax_transformer.config.layers import Activation, LayerConfig
 from jax_transformer.errors import InputError
@@ -271,7 +272,7 @@ def check_local_layers(config: DecoderOnlyConfig) -> None:
 def check_not_negative(config: Any, name: str) -> None:
     """Raise InputError unless the field is a whole number of at least 0."""
     value = getattr(config, name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not is_whole(value):
         raise InputError(f"{name}={value!r}: must be a whole number of at least 0")
 
 

@@ -183,12 +183,16 @@ def source_batches(
     vocab_size: int,
     row_multiple: int = 1,
     max_length: int | None = None,
+    end_id: int | None = EOS_ID,
 ) -> Iterator[SourceBatch]:
-    """As `evaluation_batches`, of source sentences alone: what a decoder reads."""
+    """As `evaluation_batches`, of source sentences alone: what a decoder reads. `end_id` is put
+    after each; None where they have their end."""
     check_at_least(1, tokens_per_batch=tokens_per_batch, row_multiple=row_multiple)
     _check_not_empty(sources)
-    sentences = _Sentences(sources, "sources", vocab_size=vocab_size, max_length=max_length)
-    layout = evaluation_layout(sentences.counts + 1, tokens_per_batch, row_multiple, max_length)
+    sentences = _Sentences(
+        sources, "sources", vocab_size=vocab_size, max_length=max_length, end_id=end_id
+    )
+    layout = evaluation_layout(sentences.lengths, tokens_per_batch, row_multiple, max_length)
     return (
         SourceBatch(rows, *sentences.block(rows, bucket.rows, bucket.length, fill=PAD_ID))
         for bucket, rows in layout
@@ -199,7 +203,13 @@ class _Sentences:
     """Checked token lists, end to end in one array."""
 
     def __init__(
-        self, sentences: TokenLists, name: str, *, vocab_size: int, max_length: int | None
+        self,
+        sentences: TokenLists,
+        name: str,
+        *,
+        vocab_size: int,
+        max_length: int | None,
+        end_id: int | None = EOS_ID,
     ) -> None:
         check_at_least(EOS_ID + 1, vocab_size=vocab_size)
         if max_length is not None:
@@ -208,10 +218,12 @@ class _Sentences:
         if not _all_valid(flat, vocab_size):
             _raise_first_invalid(sentences, name, vocab_size)
         self.counts = np.fromiter(map(len, sentences), np.int64, len(sentences))
-        too_long = np.flatnonzero(self.counts + 1 > (max_length or np.inf))
+        self.end_id = end_id
+        self.lengths = self.counts + (end_id is not None)
+        too_long = np.flatnonzero(self.lengths > (max_length or np.inf))
         if len(too_long):
             raise InputError(
-                f"{name}[{too_long[0]}] has {self.counts[too_long[0]] + 1} tokens with its "
+                f"{name}[{too_long[0]}] has {self.lengths[too_long[0]]} tokens with its "
                 f"<eos>, more than max_length={max_length}: leave it out or raise the limit"
             )
         self._starts = np.cumsum(self.counts) - self.counts
@@ -220,15 +232,16 @@ class _Sentences:
     def block(
         self, rows: np.ndarray, height: int, width: int, *, fill: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of `rows` and `<eos>`, then `fill`: [height, width], and lengths [height]."""
+        """The tokens of `rows` and `end_id`, then `fill`: [height, width], and lengths [height]."""
         counts = self.counts[rows]
         columns = np.arange(width)
         inside = columns < counts[:, None]
         tokens = np.full((height, width), fill, np.int32)
         tokens[: len(rows)][inside] = self._ids[(self._starts[rows, None] + columns)[inside]]
-        tokens[np.arange(len(rows)), counts] = EOS_ID
+        if self.end_id is not None:
+            tokens[np.arange(len(rows)), counts] = self.end_id
         lengths = np.zeros(height, np.int32)
-        lengths[: len(rows)] = counts + 1
+        lengths[: len(rows)] = self.lengths[rows]
         return tokens, lengths
 
 
@@ -246,7 +259,7 @@ class _Pairs:
         _check_not_empty(sources)
         self._sources = _Sentences(sources, "sources", vocab_size=vocab_size, max_length=max_length)
         self._targets = _Sentences(targets, "targets", vocab_size=vocab_size, max_length=max_length)
-        self.lengths = np.maximum(self._sources.counts, self._targets.counts) + 1
+        self.lengths = np.maximum(self._sources.lengths, self._targets.lengths)
 
     def batch(self, rows: np.ndarray, *, height: int, width: int) -> Batch:
         source, source_lengths = self._sources.block(rows, height, width, fill=PAD_ID)

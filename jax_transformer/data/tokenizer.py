@@ -142,13 +142,8 @@ class Tokenizer:
         texts = list(check_unicode(texts))
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         ids = [encoding.ids for encoding in encodings]
-        if max_length is not None:
-            for text, tokens in zip(texts, ids, strict=True):
-                if len(tokens) + 1 > max_length:
-                    raise InputError(
-                        f"the text {_shorten(text)} has {len(tokens) + 1} tokens with its <eos>, "
-                        f"more than the {max_length} that the model accepts: cut it into sentences"
-                    )
+        for text, tokens in zip(texts, ids, strict=True):
+            check_length(text, len(tokens) + 1, max_length)
         return ids
 
     def decode(self, ids: Iterable[Any]) -> str:
@@ -198,6 +193,19 @@ def check_ids(ids: Iterable[Any], vocab_size: int) -> list[int]:
             )
         checked.append(number)
     return checked
+
+
+def check_length(text: str, length: int, most: int | None) -> None:
+    """Refuse a text of more than `most` tokens, its end included.
+
+    Raises:
+        InputError: it has more.
+    """
+    if most is not None and length > most:
+        raise InputError(
+            f"the text {_shorten(text)} has {length} tokens with its <eos>, "
+            f"more than the {most} that the model accepts: cut it into sentences"
+        )
 
 
 def check_unicode(texts: Iterable[str]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Text that follows prompts."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -8,15 +9,24 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Int
 
-from jax_transformer.config import DecoderOnlyConfig
+from jax_transformer.config import DecoderOnlyConfig, GenerationConfig
 from jax_transformer.decoding.program import Structure, prefill, step, transposed
 from jax_transformer.decoding.prompts import PromptBatch, check_prompts, prompt_batches
-from jax_transformer.decoding.sampling import NO_TOKEN, Greedy, Strategy
+from jax_transformer.decoding.sampling import (
+    NO_TOKEN,
+    Filter,
+    Greedy,
+    RepetitionPenalty,
+    Strategy,
+    Suppress,
+    needs_seen,
+)
 from jax_transformer.decoding.text_stream import TextCodec, TextStream
 from jax_transformer.errors import InputError
 from jax_transformer.models.parameters import Tree
 
 GREEDY = Greedy()
+NO_RULES = GenerationConfig()
 
 MAX_TOKENS = 256
 """The most tokens of a continuation, unless told otherwise."""
@@ -75,9 +85,11 @@ class TextGenerator:
         graphdef, params, buffers: the model, as `models.parameters.split` gives it.
         config: of the model.
         codec: text to tokens and back.
-        start_id: a token that is put before each prompt.
-        end_ids: the tokens that end a text.
+        rules: what is put before each prompt, ends a text, and may not come.
         rows_per_batch: the most prompts that are continued at the same time.
+
+    Raises:
+        InputError: rules that only a `Translator` keeps.
     """
 
     def __init__(
@@ -88,15 +100,14 @@ class TextGenerator:
         config: DecoderOnlyConfig,
         codec: TextCodec,
         *,
-        start_id: int | None = None,
-        end_ids: Sequence[int] = (),
+        rules: GenerationConfig = NO_RULES,
         rows_per_batch: int = 16,
     ):
         self.model = Structure(graphdef), params, buffers
         self.config = config
         self.codec = codec
-        self.start_id = start_id
-        self.end_ids = tuple(end_ids)
+        check_rules(rules, config.vocab_size)
+        self.rules = rules
         self.rows_per_batch = rows_per_batch
         self._transposed: tuple[Structure, Tree, Tree] | None = None
 
@@ -112,10 +123,10 @@ class TextGenerator:
 
         Args:
             prompts: one text each.
-            max_tokens: the most tokens of a continuation; by default 256, or as many as the model
-                has room for after the longest prompt.
+            max_tokens: the most tokens of a continuation; by default those of the rules, or 256,
+                or as many as the model has room for after the longest prompt.
             strategy: how tokens are chosen (`sampling.make_strategy`). The draws for prompt n
-                depend on the seed and on n.
+                depend on the seed and on n. A repetition penalty replaces that of the rules.
             stops: texts that end a continuation and are cut from it.
 
         Raises:
@@ -123,7 +134,9 @@ class TextGenerator:
                 before anything runs; a model that gives NaN.
         """
         ids, max_tokens = self.encode(prompts, max_tokens)
-        results = [Continuation(TextStream(self.codec, row, stops), self.end_ids) for row in ids]
+        results = [
+            Continuation(TextStream(self.codec, row, stops), self.rules.end_ids) for row in ids
+        ]
         for batch in prompt_batches(ids, self.rows_per_batch):
             rows = [results[place] for place in batch.rows[batch.lengths > 0]]
             for tokens in self.tokens(batch, max_tokens, strategy):
@@ -147,7 +160,7 @@ class TextGenerator:
             InputError: as `__call__`; bad arguments before the first piece is asked for.
         """
         (ids,), most = self.encode([prompt], max_tokens)
-        result = Continuation(TextStream(self.codec, ids, stops), self.end_ids)
+        result = Continuation(TextStream(self.codec, ids, stops), self.rules.end_ids)
         (batch,) = prompt_batches([ids], 1)
 
         def pieces() -> Iterator[str]:
@@ -165,12 +178,12 @@ class TextGenerator:
         Raises:
             InputError: as `check_prompts`.
         """
-        start = [] if self.start_id is None else [self.start_id]
+        start = [] if self.rules.start_id is None else [self.rules.start_id]
         ids = [start + list(self.codec.encode(prompt)) for prompt in prompts]
         vocab_size, max_len = self.config.vocab_size, self.config.max_len
         if max_tokens is None:
             room = max_len - max(map(len, ids), default=0)
-            max_tokens = max(min(room, MAX_TOKENS), 1)
+            max_tokens = max(min(room, self.rules.max_tokens or MAX_TOKENS), 1)
         check_prompts(ids, vocab_size=vocab_size, max_tokens=max_tokens, max_len=max_len)
         return ids, max_tokens
 
@@ -186,7 +199,7 @@ class TextGenerator:
         height, width = batch.tokens.shape
         # The last token chosen is not read any more.
         slots = -(-(width + max_tokens - 1) // SLOT_MULTIPLE) * SLOT_MULTIPLE
-        options = {"strategy": strategy, "end_ids": self.end_ids}
+        options = {"strategy": self.restricted(strategy), "end_ids": self.rules.end_ids}
         state, chosen = prefill(*self.model, *batch, slots=slots, **options)
         model = self.model if height == 1 else self.transposed_model()
         for count in range(1, max_tokens + 1):
@@ -205,8 +218,29 @@ class TextGenerator:
                 return
             chosen = following
 
+    def restricted(self, strategy: Strategy) -> Strategy:
+        """The strategy, of the tokens that the rules allow."""
+        filters: list[Filter] = []
+        if self.rules.repetition_penalty != 1.0 and not needs_seen(strategy):
+            filters.append(RepetitionPenalty(self.rules.repetition_penalty))
+        if self.rules.suppressed_ids:
+            filters.append(Suppress(self.rules.suppressed_ids))
+        return dataclasses.replace(strategy, filters=(*filters, *strategy.filters))
+
     def transposed_model(self) -> tuple[Structure, Tree, Tree]:
         """The model for steps of several rows."""
         if self._transposed is None:
             self._transposed = transposed(*self.model)
         return self._transposed
+
+
+def check_rules(rules: GenerationConfig, vocab_size: int) -> None:
+    """Refuse what counts tokens from the beginning of a text, which prompts have no single one of.
+
+    Raises:
+        InputError: there is such a rule, or one about a token that the model does not have.
+    """
+    rules.check_ids(vocab_size)
+    for name in ("first_id", "last_id", "suppressed_first_ids", "min_tokens", "no_repeat_ngram"):
+        if (value := getattr(rules, name)) != getattr(NO_RULES, name):
+            raise InputError(f"{name}={value!r}: only encoder-decoders keep that, leave it out")

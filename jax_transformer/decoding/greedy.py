@@ -8,8 +8,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.config import BOS_ID, EOS_ID, PAD_ID
+from jax_transformer.config import (
+    BOS_ID,
+    EOS_ID,
+    EncoderDecoderConfig,
+    GenerationConfig,
+    ModelConfig,
+)
 from jax_transformer.decoding.cache import DecoderLayerCache, grow_cache, start_cache
+from jax_transformer.decoding.restrict import restrict
 from jax_transformer.errors import InputError
 from jax_transformer.layers.linear import transpose_kernels
 from jax_transformer.layers.mask import create_causal_mask
@@ -19,6 +26,9 @@ from jax_transformer.models.parameters import Tree, split
 FIRST_SEGMENT = 64
 """Slots of the first cache. Attention reads all slots at each step, so the cache starts small
 and doubles: time stays proportional to what has been decoded, and each size is one loop."""
+
+TABLES = ("learned", "sinusoidal")
+"""Positions of which there are as many as a table has rows."""
 
 
 class DecodeState(NamedTuple):
@@ -49,27 +59,35 @@ def greedy_decode(
     """
     graphdef, params, buffers = split(model)
     src_mask = model.make_src_mask(src) if src_mask is None else src_mask
-    if model.decoder.pos_encoding is not None:
-        check_length(max_len, model.config.max_len)
-    return decode(
-        graphdef, params, buffers, src, src_mask, max_len=max_len, bos_idx=bos_idx, eos_idx=eos_idx
-    )
+    check_length(max_len, table_rows(model.config))
+    rules = GenerationConfig(start_id=bos_idx, end_ids=(eos_idx,))
+    return decode(graphdef, params, buffers, src, src_mask, max_len=max_len, rules=rules)
 
 
-def check_length(max_len: int, table: int) -> None:
+def table_rows(config: EncoderDecoderConfig | ModelConfig) -> int | None:
+    """The rows of a model's position table; None where it has none, as any length will do."""
+    if isinstance(config, EncoderDecoderConfig) and config.position not in TABLES:
+        return None
+    return config.max_len
+
+
+def check_length(max_len: int, table: int | None) -> None:
     """Refuse to decode more tokens than there are positions.
 
     Raises:
         InputError: as said.
     """
-    if not 1 <= max_len <= table:
+    if table is None:
+        if max_len < 1:
+            raise InputError(f"max_len={max_len}: must be at least 1")
+    elif not 1 <= max_len <= table:
         raise InputError(
             f"max_len={max_len}: the model decodes 1 to {table} tokens, the rows of its "
             f"position table"
         )
 
 
-@functools.partial(jax.jit, static_argnames=("graphdef", "max_len", "bos_idx", "eos_idx"))
+@functools.partial(jax.jit, static_argnames=("graphdef", "max_len", "rules"))
 def decode(
     graphdef: nnx.GraphDef,
     params: Tree,
@@ -78,16 +96,18 @@ def decode(
     src_mask: Bool[Array, "B 1 1 S"],
     *,
     max_len: int,
-    bos_idx: int = BOS_ID,
-    eos_idx: int = EOS_ID,
+    rules: GenerationConfig,
 ) -> Int[Array, "B T"]:
-    """`greedy_decode` over split parameters; compiles for each `max_len` and shape of `src`."""
+    """`greedy_decode` over split parameters, of the tokens that `rules` allow; compiles for each
+    `max_len`, `rules` and shape of `src`."""
+    if rules.start_id is None:
+        raise TypeError("a decoder begins with a token: rules.start_id")
     model = nnx.merge(graphdef, params, buffers)
     enc_output = model.encode(src, src_mask)
     batch = src.shape[0]
     state = DecodeState(
         length=jnp.int32(1),
-        tokens=jnp.full((batch, 1 + max_len), PAD_ID, jnp.int32).at[:, 0].set(bos_idx),
+        tokens=jnp.full((batch, 1 + max_len), rules.pad_id, jnp.int32).at[:, 0].set(rules.start_id),
         ended=~src_mask.any(axis=(1, 2, 3)),
         caches=start_cache(model.decoder, enc_output, min(FIRST_SEGMENT, max_len)),
     )
@@ -104,12 +124,14 @@ def decode(
         dec_output = model.decoder.step(
             token, state.caches, src_mask, tgt_mask, positions, slot_positions
         )
-        best = jnp.argmax(model.project(dec_output)[:, 0], axis=-1).astype(jnp.int32)
-        best = jnp.where(state.ended, PAD_ID, best)
+        logits = restrict(model.project(dec_output)[:, 0], state.tokens, state.length, rules)
+        best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        best = jnp.where(state.ended, rules.pad_id, best)
         tokens = jax.lax.dynamic_update_slice_in_dim(
             state.tokens, best[:, None], state.length, axis=1
         )
-        return DecodeState(state.length + 1, tokens, state.ended | (best == eos_idx), state.caches)
+        ended = state.ended | jnp.isin(best, jnp.array(rules.end_ids, jnp.int32))
+        return DecodeState(state.length + 1, tokens, ended, state.caches)
 
     for size in segment_sizes(max_len):
         state = state._replace(caches=grow_cache(state.caches, size))

@@ -54,6 +54,18 @@ class RepetitionPenalty:
 
 
 @dataclasses.dataclass(frozen=True)
+class Suppress:
+    """These tokens never come."""
+
+    ids: tuple[int, ...]
+
+    def __call__(
+        self, logits: Float[Array, "B V"], seen: Bool[Array, "B V"] | None
+    ) -> Float[Array, "B V"]:
+        return logits.at[:, list(self.ids)].set(-jnp.inf) if self.ids else logits
+
+
+@dataclasses.dataclass(frozen=True)
 class Temperature:
     """`x / temperature`: below 1 the likely tokens gain, above 1 the unlikely ones.
 

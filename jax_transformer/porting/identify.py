@@ -126,6 +126,8 @@ def identify(checkpoint: Checkpoint, family: str | None = None) -> Identified:
     original = ORIGINALS.get(checkpoint.format) if own is None else None
     folder = path if path.is_dir() else path.parent
     originals = {original: folder / original} if original else {}
+    if not checkpoint.config:
+        checkpoint = dataclasses.replace(checkpoint, config=values)
     return Identified(checkpoint=checkpoint, family=described, config=config, originals=originals)
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from jax_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from jax_transformer.errors import InputError
+from jax_transformer.porting import generation
 from jax_transformer.porting.families import transformer
 from jax_transformer.porting.families.base import Values, write_config
 from jax_transformer.porting.formats import huggingface, meta, safetensors_file, torch_file
@@ -40,10 +41,6 @@ SUFFIXES: dict[str, Format] = {
     ".pth": "pt",
     ".bin": "pt",
 }
-
-
-END = "tokenizer.ggml.eos_token_id"
-"""What ends a text by the metadata of GGUF: kept in our config, as nothing else says it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -272,6 +269,8 @@ def writer_for(
     values, original = config_for(model, to, dtype)
     # The file itself, copied over what would be written from its values.
     files = (*files, *([original] if original is not None else []))
+    if to == "huggingface" and ORIGINALS[to] not in model.originals:
+        files = (*files, *generation.missing(model))
     if to == "meta":
         return functools.partial(meta.FolderWriter, destination, config=values, companions=files)
     return functools.partial(huggingface.FolderWriter, destination, config=values, companions=files)
@@ -288,9 +287,10 @@ def own_config(model: Identified) -> dict[str, Any]:
     values = model.checkpoint.config
     if model.checkpoint.format == OWN and "task" in values:
         return dict(values)
-    end = {END: values[END]} if END in values else {}
-    task = {"task": "translation"} if model.family is transformer.FAMILY else {}
-    return {**task, "family": model.family.name, "model": model.config.to_dict(), **end}
+    own: dict[str, Any] = {"family": model.family.name, "model": model.config.to_dict()}
+    if model.family is transformer.FAMILY:
+        return {"task": "translation", **own}
+    return {**own, generation.PART: generation.generation_values(model)}
 
 
 def config_for(model: Identified, to: Format, dtype: np.dtype | None) -> tuple[Values, Path | None]:

@@ -1,8 +1,9 @@
 """Models that were made elsewhere, in Python: `from_pretrained` and `save_pretrained`."""
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,24 @@ import numpy as np
 import tokenizers
 from flax import nnx
 
-from jax_transformer.config import BOS_ID, EOS_ID, DecoderOnlyConfig
+from jax_transformer.config import (
+    EOS_ID,
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    GenerationConfig,
+    ModelConfig,
+)
+from jax_transformer.data.characters import TextTokenizer
+from jax_transformer.data.tokenizer import Tokenizer, check_length, check_unicode
 from jax_transformer.decoding.generate import TextGenerator
-from jax_transformer.decoding.text_stream import TextCodec
+from jax_transformer.decoding.translate import Translator
 from jax_transformer.errors import InputError
 from jax_transformer.models.parameters import Tree, flatten, split, unflatten
 from jax_transformer.porting.families.base import Config
-from jax_transformer.porting.formats.base import Checkpoint, LazyTensor, read_json
+from jax_transformer.porting.formats.base import Checkpoint, Companion, LazyTensor, readable_errors
+from jax_transformer.porting.generation import rules_of
 from jax_transformer.porting.identify import OWN, Identified, identify, make_model, skeleton
-from jax_transformer.porting.port import END, Format, names_of, own_config, way_of
+from jax_transformer.porting.port import Format, names_of, own_config, way_of
 from jax_transformer.porting.recognise import open_checkpoint
 from jax_transformer.porting.stream import port, stream
 from jax_transformer.training.run import RunDirectory
@@ -33,11 +43,16 @@ class PretrainedTokenizer:
         InputError: a file that is none.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Companion):
+        with readable_errors(path):
+            text = path.read_text(encoding="utf-8")
         try:
-            self.backend = tokenizers.Tokenizer.from_file(str(path))
+            self.backend = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # The package raises nothing narrower.
             raise InputError(f"{path} is no tokenizer ({error}): copy it again") from None
+        # What a file says of batches would cut texts off or fill them up.
+        self.backend.no_truncation()
+        self.backend.no_padding()
 
     @property
     def vocab_size(self) -> int:
@@ -46,9 +61,23 @@ class PretrainedTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, with the special tokens that the tokenizer puts around it."""
-        return self.backend.encode(text).ids
+        return self.encode_batch([text])[0]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def encode_batch(
+        self, texts: Iterable[str], *, max_length: int | None = None
+    ) -> list[list[int]]:
+        """The ids of each text, as `encode`.
+
+        Raises:
+            InputError: a text that is not valid Unicode, or of more than `max_length` tokens.
+        """
+        texts = list(check_unicode(texts))
+        found = [encoding.ids for encoding in self.backend.encode_batch_fast(texts)]
+        for text, ids in zip(texts, found, strict=True):
+            check_length(text, len(ids), max_length)
+        return found
+
+    def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without special tokens."""
         return self.backend.decode(list(ids), skip_special_tokens=True)
 
@@ -61,8 +90,6 @@ class Pretrained:
         config: of the model; its kind is that of the model.
         graphdef, params, buffers: the model in parts (`models.parameters.split`).
         tokenizer: None where there is no `tokenizer.json`.
-        start_id: the token that is put before each prompt, if the tokenizer does not.
-        end_ids: the tokens that end a text.
         source: where it came from, of which `save_pretrained` keeps config and tokenizer.
     """
 
@@ -70,9 +97,7 @@ class Pretrained:
     graphdef: nnx.GraphDef
     params: Tree
     buffers: Tree
-    tokenizer: TextCodec | None
-    start_id: int | None
-    end_ids: tuple[int, ...]
+    tokenizer: PretrainedTokenizer | TextTokenizer | None
     source: Identified
 
     @property
@@ -80,26 +105,64 @@ class Pretrained:
         """The model in one."""
         return nnx.merge(self.graphdef, self.params, self.buffers)
 
+    @property
+    def rules(self) -> GenerationConfig:
+        """What its texts begin and end with, by `generation_config.json`.
+
+        Raises:
+            InputError: what is said there cannot be followed.
+        """
+        return rules_of(self.source)
+
     def generator(self) -> TextGenerator:
         """What continues prompts.
 
         Raises:
-            InputError: another kind of model, or one without a tokenizer.
+            InputError: another kind of model, one without a tokenizer, or `rules` that a generator
+                does not keep.
         """
-        path = self.source.checkpoint.path
+        path, codec, rules = self.source.checkpoint.path, self.tokenizer, self.rules
         if not isinstance(self.config, DecoderOnlyConfig):
             raise InputError(f"{path} holds no model that continues text")
-        if self.tokenizer is None:
-            raise InputError(f"{path} has no tokenizer.json: copy the tokenizer of the model there")
-        return TextGenerator(
-            self.graphdef,
-            self.params,
-            self.buffers,
-            self.config,
-            self.tokenizer,
-            start_id=self.start_id,
-            end_ids=self.end_ids,
-        )
+        model = self.graphdef, self.params, self.buffers, self.config
+        with named(path):
+            return TextGenerator(*model, needed(codec), rules=rules)
+
+    def translator(self) -> Translator:
+        """What translates sentences, or whatever else its encoder reads: called with `params` and
+        texts.
+
+        Raises:
+            InputError: another kind of model, one without a tokenizer, or `rules` about tokens
+                that it does not have.
+        """
+        path, codec, rules = self.source.checkpoint.path, self.tokenizer, self.rules
+        if not isinstance(self.config, EncoderDecoderConfig | ModelConfig):
+            raise InputError(f"{path} holds no model that translates")
+        end = EOS_ID if isinstance(codec, Tokenizer) else None
+        model = self.graphdef, self.buffers, self.config
+        with named(path):
+            return Translator(*model, needed(codec), rules=rules, source_end_id=end)
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Generator[None]:
+    """Say in an `InputError` which model it is about."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def needed(tokenizer: TextTokenizer | PretrainedTokenizer | None) -> Any:
+    """The tokenizer.
+
+    Raises:
+        InputError: there is none.
+    """
+    if tokenizer is None:
+        raise InputError("it has no tokenizer.json: copy the tokenizer of the model there")
+    return tokenizer
 
 
 def from_pretrained(
@@ -137,45 +200,29 @@ def from_pretrained(
         buffers = unflatten(given, buffer_shapes)
     else:
         buffers = jax.jit(lambda: split(make_model(source.config))[2])()
-    tokenizer, start_id, end_ids = text_of(source)
     return Pretrained(
         config=source.config,
         graphdef=graphdef,
         params=params,
         buffers=buffers,
-        tokenizer=tokenizer,
-        start_id=start_id,
-        end_ids=end_ids,
+        tokenizer=tokenizer_of(source),
         source=dataclasses.replace(source, names=names_of(source, plan)),
     )
 
 
-def text_of(source: Identified) -> tuple[TextCodec | None, int | None, tuple[int, ...]]:
-    """The tokenizer, the token before prompts and those after texts.
+def tokenizer_of(source: Identified) -> PretrainedTokenizer | TextTokenizer | None:
+    """The tokenizer of a checkpoint, if it has one.
 
     Raises:
-        InputError: a tokenizer that is damaged.
+        InputError: it is damaged.
     """
     path, values = source.checkpoint.path, source.checkpoint.config
     if source.checkpoint.format == OWN and "task" in values:
         run = RunDirectory(path)
-        tokenizer = run.load_tokenizer(run.load_model_config()) if run.tokenizer.exists() else None
-        return tokenizer, BOS_ID, (EOS_ID,)
+        return run.load_tokenizer(run.load_model_config()) if run.tokenizer.exists() else None
     files = {file.name: file for file in source.checkpoint.companions}
     found = files.get("tokenizer.json")
-    tokenizer = None if found is None else PretrainedTokenizer(found)
-    return tokenizer, None, end_tokens(source)
-
-
-def end_tokens(source: Identified) -> tuple[int, ...]:
-    """What ends a text: as `generation_config.json` says, else the config it came with, else the
-    metadata of GGUF."""
-    files = {file.name: file for file in source.checkpoint.companions}
-    for path in (files.get("generation_config.json"), source.originals.get("config.json")):
-        if path is not None and (found := read_json(path).get("eos_token_id")) is not None:
-            return (found,) if isinstance(found, int) else tuple(found)
-    found = source.checkpoint.config.get(END)
-    return () if found is None else (found,)
+    return None if found is None else PretrainedTokenizer(found)
 
 
 def save_pretrained(

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jax_transformer.config import BOS_ID, EOS_ID, DecoderOnlyConfig
+from jax_transformer.config import OWN_RULES, DecoderOnlyConfig
 from jax_transformer.data import corpora
 from jax_transformer.data.characters import TextTokenizer, make_tokenizer
 from jax_transformer.data.documents import (
@@ -269,8 +269,7 @@ class LanguageEvaluator:
             self.buffers,
             self.config,
             self.tokenizer,
-            start_id=BOS_ID,
-            end_ids=(EOS_ID,),
+            rules=OWN_RULES,
         )
         room = self.config.max_len - 1 - len(self.tokenizer.encode(self.prompt))
         strategy = make_strategy(temperature=TEMPERATURE, seed=0)

@@ -11,7 +11,7 @@ import torch
 import transformers
 from flax import nnx
 
-from jax_transformer.config import DecoderOnlyConfig, LayerConfig, RotaryConfig
+from jax_transformer.config import DecoderOnlyConfig, GenerationConfig, LayerConfig, RotaryConfig
 from jax_transformer.decoding import generate, program
 from jax_transformer.decoding.generate import TextGenerator
 from jax_transformer.decoding.sampling import Greedy, make_strategy
@@ -164,7 +164,7 @@ def test_draws_are_the_same_in_any_batches_and_again(strategy):
 def test_an_end_token_ends_a_row_and_is_not_text():
     free = greedy()
     end = free[0].tokens[3]
-    found = generator(end_ids=[end])(PROMPTS, max_tokens=TOKENS)
+    found = generator(rules=GenerationConfig(end_ids=(end,)))(PROMPTS, max_tokens=TOKENS)
     for row, whole in zip(found, free, strict=True):
         if end in whole.tokens:
             count = whole.tokens.index(end)
@@ -219,7 +219,7 @@ def test_decoding_stops_when_all_rows_are_over(monkeypatch):
     original = generate.step
     monkeypatch.setattr(generate, "step", lambda *a, **k: count.append(1) or original(*a, **k))
     end = greedy()[0].tokens[2]
-    generator(end_ids=[end])(PROMPTS[:1], max_tokens=TOKENS)
+    generator(rules=GenerationConfig(end_ids=(end,)))(PROMPTS[:1], max_tokens=TOKENS)
     assert len(count) == greedy()[0].tokens.index(end) + 1
     count.clear()
     generator()(PROMPTS[:1], max_tokens=TOKENS, stops=[greedy()[0].text[2]])
@@ -263,10 +263,10 @@ def test_a_prompt_and_its_text_may_fill_the_model():
 
 
 def test_a_start_token_is_put_before_each_prompt():
-    (found,) = generator(start_id=7)(["hello"], max_tokens=TOKENS)
+    (found,) = generator(rules=GenerationConfig(start_id=7))(["hello"], max_tokens=TOKENS)
     (expected,) = generator()([chr(7 + 32) + "hello"], max_tokens=TOKENS)
     assert found.tokens == expected.tokens
-    (found,) = generator(start_id=7)([""], max_tokens=TOKENS)
+    (found,) = generator(rules=GenerationConfig(start_id=7))([""], max_tokens=TOKENS)
     assert len(found.tokens) == TOKENS
 
 

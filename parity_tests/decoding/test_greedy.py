@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from jax_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig
+from jax_transformer.config import BOS_ID, OWN_RULES, PAD_ID, ModelConfig
 from jax_transformer.decoding import greedy
 from jax_transformer.decoding.greedy import greedy_decode
 from jax_transformer.errors import InputError
@@ -58,7 +58,7 @@ def float64():
 
 quick_decode = jax.jit(
     greedy.decode.__wrapped__,
-    static_argnames=("graphdef", "max_len", "bos_idx", "eos_idx"),
+    static_argnames=("graphdef", "max_len", "rules"),
     compiler_options=QUICK,
 )
 
@@ -233,7 +233,6 @@ def test_a_second_call_of_the_same_shapes_compiles_nothing():
         jnp.asarray(SOURCE),
         jnp.asarray(SOURCE_MASK),
         max_len=LENGTH,
-        bos_idx=BOS_ID,
-        eos_idx=EOS_ID,
+        rules=OWN_RULES,
     )
     assert greedy.decode._cache_size() == compiled

@@ -43,7 +43,7 @@ def test_tokens_and_text_are_those_of_transformers(folder):
         ids = words.encode(text)
         assert found.tokenizer.encode(text) == ids
         assert found.tokenizer.decode(ids) == words.decode(ids, skip_special_tokens=True) == text
-    assert found.end_ids == (2,)
+    assert found.rules.end_ids == (2,)
 
 
 @pytest.mark.parametrize("to", [None, "orbax"])

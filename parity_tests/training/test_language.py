@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.cli import main
-from jax_transformer.config import BOS_ID, DecoderOnlyConfig
+from jax_transformer.config import BOS_ID, DecoderOnlyConfig, GenerationConfig
 from jax_transformer.data.characters import ByteTokenizer, CharacterTokenizer
 from jax_transformer.data.documents import PARTS
 from jax_transformer.data.tokens import open_tokens, tokenize, write_tokens
@@ -75,8 +75,9 @@ def test_the_best_model_comes_with_its_tokenizer_and_writes_on(learnt):
     model = load_best(learnt.path)
     assert isinstance(model.config, DecoderOnlyConfig)
     assert isinstance(model.tokenizer, CharacterTokenizer)
+    rules = GenerationConfig(start_id=BOS_ID)
     generator = TextGenerator(
-        model.graphdef, model.params, model.buffers, model.config, model.tokenizer, start_id=BOS_ID
+        model.graphdef, model.params, model.buffers, model.config, model.tokenizer, rules=rules
     )
     (completion,) = generator(["cde"], max_tokens=4)
     assert completion.text == "fgha"

@@ -55,6 +55,31 @@ class LazyTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A file that belongs to a model but is not there as one: it is made when it is asked for."""
+
+    name: str
+    make: Callable[[], str] = dataclasses.field(repr=False)
+    origin: Path
+    """What it is made of."""
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.origin}"
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        """The content."""
+        return self.make()
+
+    def read_bytes(self) -> bytes:
+        """The content, as it would be in the file."""
+        return self.make().encode()
+
+
+Companion = Path | Made
+"""A file beside the weights."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """What a file or folder holds.
@@ -73,7 +98,7 @@ class Checkpoint:
     tensors: Mapping[str, LazyTensor]
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    companions: tuple[Path, ...] = ()
+    companions: tuple[Companion, ...] = ()
 
 
 class Writer(ABC):
@@ -182,7 +207,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     sync_file(path)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Companion) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
@@ -205,7 +230,7 @@ def header_of(array: Any) -> Header:
 
 
 @contextlib.contextmanager
-def readable_errors(path: Path, verb: str = "read") -> Generator[None]:
+def readable_errors(path: Companion, verb: str = "read") -> Generator[None]:
     """What the operating system refuses, in one line with the file.
 
     Raises:

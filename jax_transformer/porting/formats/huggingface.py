@@ -12,6 +12,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.porting.formats import safetensors_file, torch_file
 from jax_transformer.porting.formats.base import (
     Checkpoint,
+    Companion,
     LazyTensor,
     Writer,
     read_json,
@@ -119,7 +120,7 @@ class FolderWriter(Writer):
         headers: Mapping[str, Header],
         *,
         config: Mapping[str, Any],
-        companions: Sequence[Path] = (),
+        companions: Sequence[Companion] = (),
         shard_bytes: int = 5 * 10**9,
     ):
         super().__init__(path, headers)
@@ -175,9 +176,12 @@ def shard_names(headers: Mapping[str, Header], most: int) -> dict[str, str]:
     }
 
 
-def copy_companions(files: Sequence[Path], folder: Path) -> None:
+def copy_companions(files: Sequence[Companion], folder: Path) -> None:
     """Copies of files, on the disk."""
     for file in files:
-        shutil.copyfile(file, folder / file.name)
+        if isinstance(file, Path):
+            shutil.copyfile(file, folder / file.name)
+        else:
+            (folder / file.name).write_bytes(file.read_bytes())
         sync_file(folder / file.name)
     sync_directory(folder)

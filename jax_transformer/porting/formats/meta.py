@@ -18,6 +18,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.porting.formats import torch_file
 from jax_transformer.porting.formats.base import (
     Checkpoint,
+    Companion,
     LazyTensor,
     Writer,
     header_of,
@@ -186,7 +187,7 @@ class FolderWriter(Writer):
         headers: Mapping[str, Header],
         *,
         config: Mapping[str, Any],
-        companions: Sequence[Path] = (),
+        companions: Sequence[Companion] = (),
         shards: int = 1,
         embedding_axis: int = 0,
     ):

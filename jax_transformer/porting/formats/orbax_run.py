@@ -27,6 +27,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.porting.formats.base import (
     SYNC,
     Checkpoint,
+    Companion,
     LazyTensor,
     Writer,
     read_json,
@@ -177,7 +178,7 @@ class FolderWriter(Writer):
         headers: Mapping[str, Header],
         *,
         config: Mapping[str, Any],
-        companions: Sequence[Path] = (),
+        companions: Sequence[Companion] = (),
         buffers: Sequence[str] = (),
         originals: Sequence[Path] = (),
     ):
