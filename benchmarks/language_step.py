@@ -1,7 +1,8 @@
 """The training step of a Llama-like language model of 30M parameters against PyTorch.
 
 Eager and under `torch.compile`, both with its fused AdamW, the faster one; the same model, packed
-batch and float32 on the same CPU; the full step: forward, loss, backward, clipping, AdamW.
+batch and float32 on the same CPU; the full step: forward, loss, backward, clipping, AdamW. Each in
+a process of its own, all with the allocator's huge pages that `train.py` asks for.
 
     pip install -e '.[test]' && python benchmarks/language_step.py
 """
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from flax import nnx
+from processes import Contender
 from timing import compare, print_timings
 from train_step import print_ratios
 
@@ -23,6 +25,7 @@ import torch_reference.models.decoder_only as reference
 import torch_reference.training.step as theirs
 from jax_transformer.config import DecoderOnlyConfig, LayerConfig, RotaryConfig
 from jax_transformer.data.packing import PackedBatch
+from jax_transformer.huge_pages import restart_with_huge_pages
 from jax_transformer.models.decoder_only import DecoderOnly
 from jax_transformer.models.parameters import count_parameters, split
 from jax_transformer.training.optimizer import adam
@@ -88,7 +91,7 @@ def jax_step(batch: PackedBatch) -> Callable[[], object]:
     return step
 
 
-def torch_step(batch: PackedBatch, *, compiled: bool) -> Callable[[], object]:
+def torch_step(batch: PackedBatch, compiled: bool) -> Callable[[], object]:
     torch.manual_seed(0)
     model = reference.DecoderOnly(CONFIG).train()
     matrices = [each for each in model.parameters() if each.ndim >= 2]
@@ -124,14 +127,19 @@ def main() -> None:
         f"{size:,} parameters, {arguments.rows} x {arguments.length} tokens, "
         f"{torch.get_num_threads()} threads, GLIBC_TUNABLES={os.environ.get('GLIBC_TUNABLES', '')}"
     )
-    calls = {"JAX": jax_step(batch)}
-    for mode in ("eager", "compiled"):
-        calls[f"PyTorch {mode}"] = torch_step(batch, compiled=mode == "compiled")
-    steps = compare(calls, rounds=arguments.rounds, warmup=1)
+    contenders = {
+        "JAX": Contender(jax_step, batch),
+        "PyTorch eager": Contender(torch_step, batch, False),
+        "PyTorch compiled": Contender(torch_step, batch, True),
+    }
+    steps = compare(contenders, rounds=arguments.rounds, timer=Contender.timed)
+    for contender in contenders.values():
+        contender.close()
     print_timings("Training step", steps)
     peer = min((name for name in steps if name != "JAX"), key=lambda name: steps[name].best)
     print_ratios(f"JAX against the fastest, {peer}", steps["JAX"], steps[peer])
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()
     main()

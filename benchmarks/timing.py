@@ -30,22 +30,30 @@ def timed(call: Callable[[], Result]) -> tuple[Result, float, float]:
     return result, time.perf_counter() - wall, time.process_time() - cpu
 
 
+Contender = TypeVar("Contender")
+
+
 def compare(
-    contenders: dict[str, Callable[[], object]], *, rounds: int = 10, warmup: int = 2
+    contenders: dict[str, Contender],
+    *,
+    rounds: int = 10,
+    warmup: int = 2,
+    timer: Callable[[Contender], tuple[object, float, float]] = timed,
 ) -> dict[str, Timing]:
     """Call each contender once a round, after `warmup` calls of each that do not count.
 
-    A contender returns when its result is there (JAX: `block_until_ready`).
+    A contender returns when its result is there (JAX: `block_until_ready`). Contenders that are
+    not called but timed elsewhere (see `processes`) bring the `timer`.
     """
-    for call in contenders.values():
+    for contender in contenders.values():
         for _ in range(warmup):
-            call()
+            timer(contender)
     wall: dict[str, list[float]] = {name: [] for name in contenders}
     cpu: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
-        for name, call in contenders.items():
+        for name, contender in contenders.items():
             time.sleep(PAUSE)
-            _, wall_seconds, cpu_seconds = timed(call)
+            _, wall_seconds, cpu_seconds = timer(contender)
             wall[name].append(wall_seconds)
             cpu[name].append(cpu_seconds)
     return {

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.config import PAD_ID, DecoderOnlyConfig
+from jax_transformer.config import PAD_ID, DecoderOnlyConfig, LayerConfig
 from jax_transformer.decoding.cache import KeyValueCache
 from jax_transformer.decoding.rolling import RollingCache, roll_slots
 from jax_transformer.decoding.sampling import Strategy, needs_seen
@@ -68,8 +68,10 @@ class GenerationState:
     """The tokens of the prompt and those chosen, where the strategy asks for them."""
     key_positions: Int[Array, "B S"]
     """Of the tokens in the slots of the caches, or `EMPTY`."""
+    local_key_positions: Int[Array, "B W"] | None
+    """Of those in the caches of the blocks of `local_layer`, if there are any."""
     caches: list[KeyValueCache]
-    """One entry a layer, all of one size, squeezed."""
+    """One entry a layer, squeezed; those of the blocks with a window roll."""
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "strategy", "slots", "end_ids"))
@@ -91,23 +93,28 @@ def prefill(
     it has position 0, is seen by no token, and is in no row's count of positions.
     """
     model = structure.merge(params, buffers)
+    config = model.config
     batch, width = tokens.shape
-    windows = [window for window in model.config.windows if window is not None]
-    window = max(windows) if len(windows) == len(model.config.windows) else None
     real = jnp.arange(width) >= width - lengths[:, None]
     positions = jnp.maximum(jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1, 0)
     caches = empty_caches(model, batch, width)
-    mask, local_mask = causal_masks(model.config, positions, positions, real)
-    hidden = model.step(tokens, caches, mask, positions, positions, local_mask)
+    key_positions = jnp.where(real, positions, EMPTY)
+    local_key_positions = None if config.local_layer is None else key_positions
+    hidden = model.step(
+        tokens,
+        caches,
+        seen_slots(config.layer, positions, key_positions),
+        positions,
+        positions,
+        local_slots(config, positions, local_key_positions),
+    )
     logits = model.project(hidden[:, -1:])[:, 0]
 
-    key_positions = jnp.where(real, positions, EMPTY)
-    if window is not None and window < slots:
-        caches: list[KeyValueCache] = [RollingCache.last_of(cache, window) for cache in caches]
-        key_positions = roll_slots(key_positions, window, axis=1, fill=EMPTY)
-    else:
-        caches = [cache.grow(slots) for cache in caches]
-        key_positions = roll_slots(key_positions, slots, axis=1, fill=EMPTY)
+    key_positions = roll_slots(key_positions, kept(config.layer, slots), axis=1, fill=EMPTY)
+    if config.local_layer is not None and local_key_positions is not None:
+        local_key_positions = roll_slots(
+            local_key_positions, kept(config.local_layer, slots), axis=1, fill=EMPTY
+        )
     seen = None
     if needs_seen(strategy):
         marks = jnp.zeros((batch, logits.shape[1]), bool)
@@ -119,7 +126,11 @@ def prefill(
         rows=rows,
         seen=seen,
         key_positions=key_positions,
-        caches=[cache.squeezed() for cache in caches],
+        local_key_positions=local_key_positions,
+        caches=[
+            hold(cache, config.layer_at(index), slots).squeezed()
+            for index, cache in enumerate(caches)
+        ],
     )
     return choose(state, logits, strategy, end_ids)
 
@@ -142,31 +153,82 @@ def step(
     clamp a write past the end onto the last one.
     """
     model = structure.merge(params, buffers)
+    config = model.config
     positions = state.position[:, None]
     caches = [cache.unsqueezed() for cache in state.caches]
-    key_positions = jax.lax.dynamic_update_slice_in_dim(
-        state.key_positions, positions, caches[0].next_slot, axis=1
+    key_positions = with_position(state.key_positions, positions, caches, config, local=False)
+    local_key_positions = state.local_key_positions
+    if local_key_positions is not None:
+        local_key_positions = with_position(
+            local_key_positions, positions, caches, config, local=True
+        )
+    hidden = model.step(
+        state.token[:, None],
+        caches,
+        seen_slots(config.layer, positions, key_positions),
+        positions,
+        key_positions,
+        local_slots(config, positions, local_key_positions),
+        local_key_positions,
     )
-    mask, local_mask = causal_masks(model.config, positions, key_positions, key_positions != EMPTY)
-    hidden = model.step(state.token[:, None], caches, mask, positions, key_positions, local_mask)
     state = dataclasses.replace(
-        state, key_positions=key_positions, caches=[cache.squeezed() for cache in caches]
+        state,
+        key_positions=key_positions,
+        local_key_positions=local_key_positions,
+        caches=[cache.squeezed() for cache in caches],
     )
     return choose(state, model.project(hidden)[:, 0], strategy, end_ids)
 
 
-def causal_masks(
+def kept(layer: LayerConfig, slots: int) -> int:
+    """The slots that a block needs: those of its window, if it has one, or all."""
+    return slots if layer.window is None else min(layer.window, slots)
+
+
+def hold(cache: KeyValueCache, layer: LayerConfig, slots: int) -> KeyValueCache:
+    """Of the keys and values of the prompt those that a block's steps read, with room for more."""
+    size = kept(layer, slots)
+    return RollingCache.last_of(cache, size) if size < slots else cache.grow(slots)
+
+
+def with_position(
+    key_positions: Int[Array, "B S"],
+    position: Int[Array, "B 1"],
+    caches: list[KeyValueCache],
+    config: DecoderOnlyConfig,
+    *,
+    local: bool,
+) -> Int[Array, "B S"]:
+    """`key_positions` with that of the next token, where its blocks will write it."""
+    slot = next(
+        (
+            cache.next_slot
+            for index, cache in enumerate(caches)
+            if (index in config.local_layers) == local
+        ),
+        0,  # all blocks are of the other kind
+    )
+    return jax.lax.dynamic_update_slice_in_dim(key_positions, position, slot, axis=1)
+
+
+def seen_slots(
+    layer: LayerConfig, positions: Int[Array, "B T"], key_positions: Int[Array, "B S"]
+) -> Bool[Array, "B 1 T S"]:
+    """Which slots a block may see."""
+    return create_causal_mask(
+        positions, key_positions, layer.window, key_valid=key_positions != EMPTY
+    )
+
+
+def local_slots(
     config: DecoderOnlyConfig,
     positions: Int[Array, "B T"],
-    key_positions: Int[Array, "B S"],
-    key_valid: Bool[Array, "B S"],
-) -> tuple[Bool[Array, "B 1 T S"], Bool[Array, "B 1 T S"] | None]:
-    """What the blocks may see, and what those with a window of their own may, if there are any."""
-    mask = create_causal_mask(positions, key_positions, config.layer.window, key_valid=key_valid)
-    if config.local_layer is None:
-        return mask, None
-    window = config.local_layer.window
-    return mask, create_causal_mask(positions, key_positions, window, key_valid=key_valid)
+    key_positions: Int[Array, "B W"] | None,
+) -> Bool[Array, "B 1 T W"] | None:
+    """Which slots the blocks of `local_layer` may see, if there are any."""
+    if config.local_layer is None or key_positions is None:
+        return None
+    return seen_slots(config.local_layer, positions, key_positions)
 
 
 def choose(

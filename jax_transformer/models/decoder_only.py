@@ -121,7 +121,8 @@ class DecoderOnly(nnx.Module):
         mask: Bool[Array, "#B 1 #T S"] | None,
         positions: Int[Array, "B T"],
         key_positions: Int[Array, "#B S"] | None = None,
-        local_mask: Bool[Array, "#B 1 #T S"] | None = None,
+        local_mask: Bool[Array, "#B 1 #T W"] | None = None,
+        local_key_positions: Int[Array, "#B W"] | None = None,
     ) -> Float[Array, "B T D"]:
         """As `hidden`, for tokens that follow those in `caches`, one entry a layer.
 
@@ -129,19 +130,30 @@ class DecoderOnly(nnx.Module):
             mask: which of the S slots each token may see, its own among them; causality, window
                 and padding are the caller's.
             key_positions: those of the tokens in the slots; only ALiBi and T5's bias read them.
-            local_mask: in place of `mask` in the blocks of `local_layer`.
+            local_mask: in place of `mask` in the blocks of `local_layer`, whose caches may have
+                W slots instead.
+            local_key_positions: those of the tokens in these, if they are not `key_positions`.
         """
-        bias = None if key_positions is None else self.bias(positions, key_positions)
-        if bias is None and self.config.position in ("alibi", "t5"):
+        if key_positions is None and self.config.position in ("alibi", "t5"):
             raise TypeError("a bias between positions needs those of the keys: key_positions")
+        bias = None if key_positions is None else self.bias(positions, key_positions)
+        local_bias = bias
+        if local_key_positions is not None:
+            local_bias = self.bias(positions, local_key_positions)
         x = self.embed(tokens, positions)
         if local_mask is None and self.config.local_layers:
             raise TypeError(
                 "blocks with a window of their own need a mask of their own: local_mask"
             )
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
-            allowed = local_mask if index in self.config.local_layers else mask
-            x, _ = layer(x, self_mask=allowed, bias=bias, positions=positions, cache=cache)
+            local = index in self.config.local_layers
+            x, _ = layer(
+                x,
+                self_mask=local_mask if local else mask,
+                bias=local_bias if local else bias,
+                positions=positions,
+                cache=cache,
+            )
         return x if self.norm is None else self.norm(x)
 
     def embed(

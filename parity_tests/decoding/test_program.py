@@ -26,7 +26,8 @@ from parity_tests.models.architectures import CONFIGS
 # Sums of other lengths in another order: a few ulp of logits of order 10.
 TOLERANCE = 1e-12
 NAMES = ("Llama", "Mistral", "Gemma 3", "BLOOM", "GPT-2", "sinusoidal", "T5's bias")
-"""Mistral's window is 3: its cache rolls. Gemma 3 has layers with a window and others."""
+"""Mistral's window is 3: its cache rolls. Gemma 3 has layers with a window, whose caches roll, and
+others, whose caches do not."""
 
 LENGTHS = (2, 5, 7, 0)
 """Of the prompts; the last row only fills the batch."""
@@ -125,17 +126,21 @@ def test_every_row_has_the_logits_of_its_tokens_alone_at_every_position(name, ro
             np.testing.assert_allclose(found[place], expected, rtol=0, atol=TOLERANCE)
 
 
-def test_only_a_model_that_has_a_window_everywhere_rolls_its_cache():
-    for name, kind, size in (
-        ("Mistral", RollingCache, 3),
-        ("Gemma 3", KeyValueCache, SLOTS),
-        ("Llama", KeyValueCache, SLOTS),
+def test_the_caches_of_blocks_with_a_window_roll_and_the_others_do_not():
+    full, rolling = (KeyValueCache, SLOTS), (RollingCache, 3)
+    for name, expected, local_width in (
+        ("Mistral", [rolling], None),
+        ("Gemma 3", [(RollingCache, 2), full, (RollingCache, 2)], 2),
+        ("Llama", [full] * 2, None),
     ):
-        states, _ = cached(name, (0, 1, 2, 3))
-        for cache in states[0].caches:
-            assert type(cache) is kind
-            assert cache.size == size
-        assert states[0].key_positions.shape == (4, size)
+        state = cached(name, (0, 1, 2, 3))[0][0]
+        assert [(type(cache), cache.size) for cache in state.caches] == expected
+        width = max(size for _, size in expected)
+        assert state.key_positions.shape == (4, width)
+        local = state.local_key_positions
+        assert (None if local is None else local.shape) == (
+            None if local_width is None else (4, local_width)
+        )
 
 
 @pytest.mark.parametrize("name", ["Llama", "Mistral"])
