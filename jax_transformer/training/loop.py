@@ -200,8 +200,8 @@ class Trainer:
             replace_file(self.setup.run.path / name, json.dumps(content).encode())
 
     def _save(self) -> None:
-        tree = checkpoint_tree(self.state, self.window)
-        self.latest.save(self.step, self.setup.canonical(tree))
+        tree = self.setup.canonical(checkpoint_tree(self.state, self.window))
+        self.latest.save(self.step, tree | {"buffers": self.setup.buffers})
 
 
 @contextmanager

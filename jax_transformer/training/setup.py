@@ -123,10 +123,10 @@ def prepare(config: RunConfig) -> Setup:
         weight_decay=config.optimizer.weight_decay,
     )
     graphdef, state, buffers = start(config, task.model_config, optimizer, mesh)
-    valid_evaluator, test_evaluator = task.evaluators(canonical, buffers)
     window = LogWindow.empty()
     if config.resume is not None:
-        state, window = restore(config, run, params, state, mesh)
+        state, buffers, window = restore(config, run, params, (state, buffers), mesh)
+    valid_evaluator, test_evaluator = task.evaluators(canonical, buffers)
     train_step = make_train_step(
         graphdef,
         optimizer,
@@ -220,26 +220,34 @@ def start(
 
 
 def restore(
-    config: RunConfig, run: RunDirectory, like: Tree, state: TrainState, mesh: Mesh
-) -> tuple[TrainState, LogWindow]:
-    """What the run's newest checkpoint holds, the state in the layout of `state`.
+    config: RunConfig,
+    run: RunDirectory,
+    like: Tree,
+    start: tuple[TrainState, Tree],
+    mesh: Mesh,
+) -> tuple[TrainState, Tree, LogWindow]:
+    """What the run's newest checkpoint holds: the state in the layout of that at the start, the
+    buffers, the window.
 
     Raises:
         InputError: there is no checkpoint, or it does not fit.
     """
+    state, buffers = start
     expected = checkpoint_tree(state, LogWindow.empty())
     if config.stacked:
         expected = jax.eval_shape(lambda tree: to_canonical(tree, like), expected)
+    expected |= {"buffers": buffers}
     with CheckpointStore(run.latest) as store:
         values = store.restore(on_device(expected, replicated(mesh)))
     window = LogWindow(**jax.device_get(values.pop("window")))
+    buffers = values.pop("buffers")
     if config.stacked:
         values = map_params(stack_layers, values, like)
-    return TrainState(**values), window
+    return TrainState(**values), buffers, window
 
 
 def checkpoint_tree(state: TrainState, window: LogWindow) -> Tree:
-    """What a checkpoint holds: all that a run needs to go on exactly."""
+    """What a checkpoint holds beside the buffers: all that a run needs to go on exactly."""
     return state._asdict() | {"window": window._asdict()}
 
 

@@ -5,7 +5,7 @@ config.json              settings; the model under "model"
 tokenizer.json           and other files that belong to it
 source/config.json       of a ported model: as it was where it came from
 checkpoints/best/STEP/   {"params": ..., "buffers": ...}, written by orbax
-checkpoints/latest/STEP/ of a run that trains: the parameters among the rest of its state
+checkpoints/latest/STEP/ of a run that trains: the same among the rest of its state
 
 Tensors are read and written one by one through tensorstore, which orbax is made of (its layout: a
 zarr array for each leaf, in one OCDBT store).
