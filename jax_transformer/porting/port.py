@@ -17,7 +17,13 @@ from jax_transformer.porting import generation
 from jax_transformer.porting.families import transformer
 from jax_transformer.porting.families.base import Values, write_config
 from jax_transformer.porting.formats import huggingface, meta, safetensors_file, torch_file
-from jax_transformer.porting.formats.base import Checkpoint, Writer, header_of, read_json
+from jax_transformer.porting.formats.base import (
+    Checkpoint,
+    LazyTensor,
+    Writer,
+    header_of,
+    read_json,
+)
 from jax_transformer.porting.identify import (
     ORIGINALS,
     OWN,
@@ -29,6 +35,7 @@ from jax_transformer.porting.identify import (
 from jax_transformer.porting.inspect import plan_table
 from jax_transformer.porting.operations import Operation, Shape
 from jax_transformer.porting.plan import Header, Move, Plan, make_plan_back
+from jax_transformer.porting.port_optimizer import check_formats, moments_of
 from jax_transformer.porting.recognise import family_of, open_checkpoint
 from jax_transformer.porting.stream import copy_plan, port
 
@@ -69,6 +76,9 @@ class Port:
         Dtype | None, tyro.conf.arg(help_behavior_hint="(default: each keeps its own)")
     ] = None
     """Of the floating-point tensors."""
+    with_optimizer: bool = False
+    """With Adam's moments and the number of updates: between a run and a training checkpoint of
+    PyTorch (`.pt`)."""
     dry_run: bool = False
     """Only show what would become of each tensor."""
 
@@ -80,6 +90,10 @@ class Way(NamedTuple):
     make_writer: Callable[[Mapping[str, Header]], Writer]
     about: dict[str, Any]
     """What the manifest says of the source."""
+    tensors: Mapping[str, LazyTensor]
+    """That the plan is for."""
+    notes: tuple[str, ...] = ()
+    """What a user should know."""
 
 
 def port_command(options: Port) -> None:
@@ -89,10 +103,11 @@ def port_command(options: Port) -> None:
         InputError: anything that does not fit, before anything is written; a destination that is
             there already or cannot be written.
     """
-    checkpoint = open_checkpoint(options.source)
+    checkpoint = open_checkpoint(options.source, latest=options.with_optimizer)
     dtype = None if options.dtype is None else np.dtype(options.dtype)
     to = options.to or format_for(options.destination, checkpoint)
-    way = find_way(checkpoint, options.destination, to, family=options.family, dtype=dtype)
+    find = find_way_with_optimizer if options.with_optimizer else find_way
+    way = find(checkpoint, options.destination, to, family=options.family, dtype=dtype)
     console = Console(highlight=False)
     source = way.about["source"]
     console.print(
@@ -101,10 +116,12 @@ def port_command(options: Port) -> None:
         soft_wrap=True,
         markup=False,
     )
+    for note in way.notes:
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
     if options.dry_run:
         console.print(plan_table(way.plan, dtype))
         return
-    manifest = port(way.plan, checkpoint.tensors, way.make_writer, dtype=dtype, about=way.about)
+    manifest = port(way.plan, way.tensors, way.make_writer, dtype=dtype, about=way.about)
     for name, reason in way.plan.ignored.items():
         console.print(f"ignored {name}: {reason}", soft_wrap=True, markup=False)
     count = len(manifest["tensors"])
@@ -137,8 +154,35 @@ def find_way(
     files = ("pt", "safetensors")
     if to in files and checkpoint.format in files and family is None:
         about = {"source": describe(checkpoint, family_of(checkpoint))}
-        return Way(copy_plan(checkpoint.tensors), file_writer(destination, to), about)
+        plan = copy_plan(checkpoint.tensors)
+        return Way(plan, file_writer(destination, to), about, checkpoint.tensors)
     return way_of(identify(checkpoint, family), destination, to, dtype)
+
+
+def find_way_with_optimizer(
+    checkpoint: Checkpoint,
+    destination: Path,
+    to: Format,
+    *,
+    family: str | None = None,
+    dtype: np.dtype | None = None,
+) -> Way:
+    """As `find_way`, with the optimizer.
+
+    Raises:
+        InputError: as `find_way`; no optimizer, or one that cannot be carried.
+    """
+    check_formats(checkpoint, to)
+    model = identify(checkpoint, family)
+    way = way_of(model, destination, to, dtype)
+    moments = moments_of(model, way.plan, own_config(model), dtype)
+    return Way(
+        moments.plan,
+        functools.partial(way.make_writer, **moments.options),
+        way.about | moments.about,
+        moments.tensors,
+        moments.notes,
+    )
 
 
 def way_of(model: Identified, destination: Path, to: Format, dtype: np.dtype | None = None) -> Way:
@@ -159,7 +203,7 @@ def way_of(model: Identified, destination: Path, to: Format, dtype: np.dtype | N
     elif to == OWN:
         about["names"] = names_of(model, there)
     plan = there if to == OWN else plan_to(model, there, to)
-    return Way(plan, writer_for(model, destination, to, dtype), about)
+    return Way(plan, writer_for(model, destination, to, dtype), about, checkpoint.tensors)
 
 
 def describe(checkpoint: Checkpoint, family: str | None) -> dict[str, Any]:

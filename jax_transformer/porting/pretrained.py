@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,9 @@ from jax_transformer.porting.families.base import Config
 from jax_transformer.porting.formats.base import Checkpoint, Companion, LazyTensor, readable_errors
 from jax_transformer.porting.generation import rules_of
 from jax_transformer.porting.identify import OWN, Identified, identify, make_model, skeleton
+from jax_transformer.porting.optimizer import PREFIXES, AdamSettings, AdamState
 from jax_transformer.porting.port import Format, names_of, own_config, way_of
+from jax_transformer.porting.port_optimizer import state_of, whole_plan
 from jax_transformer.porting.recognise import open_checkpoint
 from jax_transformer.porting.stream import port, stream
 from jax_transformer.training.run import RunDirectory
@@ -82,6 +84,23 @@ class PretrainedTokenizer:
         return self.backend.decode(list(ids), skip_special_tokens=True)
 
 
+class Adam(NamedTuple):
+    """The state of Adam or AdamW.
+
+    Attributes:
+        first, second: moments, in trees as the parameters.
+        average: the running average of the parameters, if there is one.
+        updates: made so far.
+        settings: the hyperparameters.
+    """
+
+    first: Tree
+    second: Tree
+    average: Tree | None
+    updates: int
+    settings: AdamSettings
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pretrained:
     """A model with weights.
@@ -91,6 +110,7 @@ class Pretrained:
         graphdef, params, buffers: the model in parts (`models.parameters.split`).
         tokenizer: None where there is no `tokenizer.json`.
         source: where it came from, of which `save_pretrained` keeps config and tokenizer.
+        optimizer: if it was asked for.
     """
 
     config: Config
@@ -99,6 +119,7 @@ class Pretrained:
     buffers: Tree
     tokenizer: PretrainedTokenizer | TextTokenizer | None
     source: Identified
+    optimizer: Adam | None = None
 
     @property
     def model(self) -> Any:
@@ -170,6 +191,7 @@ def from_pretrained(
     dtype: jax.typing.DTypeLike | None = None,
     *,
     family: str | None = None,
+    with_optimizer: bool = False,
 ) -> Pretrained:
     """The model of a Hugging Face folder, a ported directory, a run, or any file that `port` takes.
 
@@ -177,16 +199,21 @@ def from_pretrained(
         path: of the folder or file.
         dtype: of the floating-point parameters; by default each keeps its own.
         family: its family, where files do not say it.
+        with_optimizer: Adam's state too; of a run what it goes on from, not its best model.
 
     Raises:
         InputError: what `jax-transformer port` refuses; float64 while JAX has none.
     """
-    source = identify(open_checkpoint(Path(path)), family)
+    source = identify(open_checkpoint(Path(path), latest=with_optimizer), family)
     wanted = None if dtype is None else np.dtype(dtype)
     graphdef, shapes, buffer_shapes = skeleton(source.config)
     leaves: dict[str, jax.Array] = {}
     plan = source.plan()
-    for name, array in stream(plan, source.checkpoint.tensors, wanted):
+    whole, tensors, state = plan, source.checkpoint.tensors, None
+    if with_optimizer:
+        state, _ = state_of(source, plan)
+        whole, tensors = whole_plan(source, plan, state)
+    for name, array in stream(whole, tensors, wanted):
         if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
             raise InputError(
                 f"{path}: {name} is {array.dtype}, which JAX has only after jax.config.update("
@@ -195,7 +222,8 @@ def from_pretrained(
         leaves[name] = jnp.array(array)  # a copy: the array is the file
     names = flatten(shapes)
     params = unflatten({name: leaf for name, leaf in leaves.items() if name in names}, shapes)
-    given = {name: leaf for name, leaf in leaves.items() if name not in names}
+    optimizer = None if state is None else adam_of(state, leaves, shapes)
+    given = {name: leaves[name] for name in flatten(buffer_shapes) if name in leaves}
     if given or not jax.tree.leaves(buffer_shapes):
         buffers = unflatten(given, buffer_shapes)
     else:
@@ -207,6 +235,22 @@ def from_pretrained(
         buffers=buffers,
         tokenizer=tokenizer_of(source),
         source=dataclasses.replace(source, names=names_of(source, plan)),
+        optimizer=optimizer,
+    )
+
+
+def adam_of(state: AdamState, leaves: Mapping[str, jax.Array], shapes: Tree) -> Adam:
+    """Adam's state in trees, from the leaves of a plan of `optimizer.with_moments`."""
+    trees: dict[str, Tree] = {}
+    for kind in state.tensors:
+        before = PREFIXES[OWN][kind]
+        trees[kind] = unflatten({name: leaves[before + name] for name in flatten(shapes)}, shapes)
+    return Adam(
+        first=trees["first"],
+        second=trees["second"],
+        average=trees.get("average"),
+        updates=state.updates,
+        settings=state.settings,
     )
 
 

@@ -68,7 +68,7 @@ def recognise(path: Path) -> Recognised:
     return Recognised(checkpoint.format, family_of(checkpoint))
 
 
-def open_checkpoint(path: Path, format: str | None = None) -> Checkpoint:
+def open_checkpoint(path: Path, format: str | None = None, *, latest: bool = False) -> Checkpoint:
     """The headers of all tensors, and what describes the model.
 
     A file of tensors in a folder with a `config.json` has that config.
@@ -76,6 +76,7 @@ def open_checkpoint(path: Path, format: str | None = None) -> Checkpoint:
     Args:
         path: a file or folder.
         format: one of `READERS`; by default the one that it looks like.
+        latest: of a run, what training goes on from, not the best model.
 
     Raises:
         InputError: no format that is known, or files that are not as it has them.
@@ -85,7 +86,8 @@ def open_checkpoint(path: Path, format: str | None = None) -> Checkpoint:
     module = importlib.import_module(f"jax_transformer.porting.formats.{READERS[format]}")
     if format == "safetensors" and path.is_dir():
         path = path / next(n for n in weights_of(path) if n.startswith(huggingface.SAFETENSORS))
-    checkpoint: Checkpoint = module.read(path)
+    options = {"latest": latest} if format == "orbax" else {}
+    checkpoint: Checkpoint = module.read(path, **options)
     config = path.parent / huggingface.CONFIG
     if format in ("pt", "safetensors") and config.is_file():
         return dataclasses.replace(

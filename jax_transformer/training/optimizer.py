@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float
 
@@ -65,6 +66,13 @@ def adam(
         *decay,
         optax.scale_by_learning_rate(schedule),
     )
+
+
+def moved_in(state: optax.OptState, first: Any, second: Any, updates: int) -> optax.OptState:
+    """A fresh state of `adam` with the moments and the number of updates of another optimizer."""
+    moved = optax.tree_utils.tree_set(state, mu=first, nu=second, count=np.int32(updates))
+    # Every leaf by itself: a step that donates its state may be given none twice.
+    return jax.tree.map(jnp.array, moved)
 
 
 def matrices(params: Any, stacked: bool = False) -> Any:

@@ -191,6 +191,12 @@ def resume_command(path: Path, task: TaskName) -> str:
     return f"python train.py {subcommand}--resume {shlex.quote(str(path))}"
 
 
+def width_of(config: Any) -> int:
+    """The width D of a model of any kind, given its config."""
+    part = getattr(config, "layer", None) or getattr(config, "encoder", config)
+    return part.d_model
+
+
 def make_model(config: AnyModelConfig, *, rngs: nnx.Rngs) -> Transformer | DecoderOnly:
     """The model of that config."""
     if isinstance(config, DecoderOnlyConfig):

@@ -11,7 +11,6 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from jax_transformer.config import DecoderOnlyConfig
 from jax_transformer.errors import InputError
 from jax_transformer.layers.stack import stack_layers, stack_template, unstack_layers
 from jax_transformer.models.parameters import Tree, split
@@ -28,6 +27,7 @@ from jax_transformer.training.run import (
     abstract_model,
     make_model,
     on_device,
+    width_of,
 )
 from jax_transformer.training.schedule import (
     cosine_schedule,
@@ -113,7 +113,7 @@ def prepare(config: RunConfig) -> Setup:
     task = read_task(config, run)
     mesh = data_mesh()
     canonical, params, _ = abstract_model(task.model_config)
-    schedule = make_schedule(config, task.model_config)
+    schedule = make_schedule(config, width_of(task.model_config))
     optimizer = adam(
         schedule,
         b1=config.optimizer.b1,
@@ -189,15 +189,14 @@ def read_task(config: RunConfig, run: RunDirectory) -> Task:
     return TranslationTask.read(config, run)
 
 
-def make_schedule(config: RunConfig, model: AnyModelConfig) -> optax.Schedule:
-    """The schedule of that name."""
+def make_schedule(config: RunConfig, d_model: int) -> optax.Schedule:
+    """The schedule of that name, for a model of width D."""
     chosen, scale = config.optimizer, config.optimizer.learning_rate_scale
     warmup, final, peak = chosen.warmup_steps, chosen.final_fraction, scale * chosen.learning_rate
     if chosen.schedule == "cosine":
         return cosine_schedule(peak, config.steps, warmup, final)
     if chosen.schedule == "wsd":
         return wsd_schedule(peak, config.steps, warmup, config.decay_steps, final)
-    d_model = model.layer.d_model if isinstance(model, DecoderOnlyConfig) else model.d_model
     schedule = noam_schedule if chosen.schedule == "noam" else noam_document_schedule
     return schedule(d_model, warmup, scale)
 

@@ -184,6 +184,9 @@ class Family:
     rules: Callable[[Any], Rules]
     """The tensor table of our config: source names are those of the checkpoint, targets those of
     `models.parameters.flatten`."""
+    order: Sequence[str] = ()
+    """The modules in the order in which the class in PyTorch registers them, which is that of its
+    optimizer; `{i}` is the number of a layer. Empty: not known here."""
 
 
 def read_config(family: Family, values: Values) -> Config:

@@ -2,7 +2,7 @@
 
 from jax_transformer.config import DecoderOnlyConfig
 from jax_transformer.porting.families.base import Family, Map, Require, Skip, choice
-from jax_transformer.porting.families.llama import ACTIVATIONS, FIXED, rules
+from jax_transformer.porting.families.llama import ACTIVATIONS, FIXED, ORDER, rules
 from jax_transformer.porting.families.rotary import Rope
 
 SECOND_NAME = "an old second name of the activation, which `transformers` does not read"
@@ -50,4 +50,5 @@ FAMILY = Family(
     fields=FIELDS,
     fixed=SCALED,
     rules=rules,
+    order=ORDER,
 )

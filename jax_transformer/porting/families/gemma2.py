@@ -8,7 +8,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.porting.families import llama
 from jax_transformer.porting.families.base import Family, Map, Require, Skip, Values, choice
 from jax_transformer.porting.families.gemma import CAUSAL, SCALED, SECOND_NAME
-from jax_transformer.porting.families.llama import ACTIVATIONS
+from jax_transformer.porting.families.llama import ACTIVATIONS, ORDER
 from jax_transformer.porting.families.rotary import Rope
 from jax_transformer.porting.families.windows import FULL, SLIDING, Types, Windows
 from jax_transformer.porting.rules import Rule, Rules
@@ -78,4 +78,5 @@ FAMILY = Family(
     fields=FIELDS,
     fixed=SCALED | {"layer.placement": "sandwich"},
     rules=rules,
+    order=ORDER,
 )

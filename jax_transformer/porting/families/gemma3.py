@@ -9,7 +9,7 @@ from jax_transformer.porting.families import llama
 from jax_transformer.porting.families.base import Config, Family, Map, Require, Skip, Values, choice
 from jax_transformer.porting.families.gemma import CAUSAL, SCALED
 from jax_transformer.porting.families.gemma2 import NORMS, SCALE
-from jax_transformer.porting.families.llama import ACTIVATIONS
+from jax_transformer.porting.families.llama import ACTIVATIONS, ORDER
 from jax_transformer.porting.families.qwen3 import QUERY_KEY_NORM
 from jax_transformer.porting.families.rotary import Rope
 from jax_transformer.porting.families.windows import FULL, SLIDING, Types, Windows
@@ -107,4 +107,5 @@ FAMILY = Family(
     fields=FIELDS,
     fixed=SCALED | {"layer.placement": "sandwich", "layer.query_key_norm": "head"},
     rules=rules,
+    order=ORDER,
 )

@@ -37,6 +37,17 @@ FIELDS = (
 
 FIXED = {"position": "learned", "layer.causal": True, "layer.placement": "pre"}
 
+ORDER = (
+    "transformer.wte",
+    "transformer.wpe",
+    *(
+        f"transformer.h.{{i}}.{module}"
+        for module in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+    ),
+    "transformer.ln_f",
+    "lm_head",
+)
+
 
 def rules(config: DecoderOnlyConfig) -> Rules:
     """Tensor names of `GPT2LMHeadModel`, whose matrices (`Conv1D`) are `[in, out]` as ours are; and
@@ -79,4 +90,5 @@ FAMILY = Family(
     fields=FIELDS,
     fixed=FIXED,
     rules=rules,
+    order=ORDER,
 )

@@ -43,6 +43,31 @@ FIXED = {
     "layer.rotary.pairing": "half",
 }
 
+ORDER = (
+    "model.embed_tokens",
+    *(
+        f"model.layers.{{i}}.{module}"
+        for module in (
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            "self_attn.o_proj",
+            "self_attn.q_norm",
+            "self_attn.k_norm",
+            "mlp.gate_proj",
+            "mlp.up_proj",
+            "mlp.down_proj",
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        )
+    ),
+    "model.norm",
+    "lm_head",
+)
+"""Also of the families that have more norms."""
+
 
 def rules(config: DecoderOnlyConfig) -> Rules:
     """Tensor names of `LlamaForCausalLM`."""
@@ -73,4 +98,5 @@ FAMILY = Family(
     fields=FIELDS,
     fixed=FIXED,
     rules=rules,
+    order=ORDER,
 )

@@ -2,7 +2,7 @@
 
 from jax_transformer.config import DecoderOnlyConfig
 from jax_transformer.porting.families.base import Family, Map, Require, choice
-from jax_transformer.porting.families.llama import ACTIVATIONS, FIXED, rules
+from jax_transformer.porting.families.llama import ACTIVATIONS, FIXED, ORDER, rules
 from jax_transformer.porting.families.rotary import Rope
 
 FIELDS = (
@@ -30,4 +30,5 @@ FAMILY = Family(
     fields=FIELDS,
     fixed=FIXED | {"layer.qkv_bias": False, "layer.out_bias": False, "layer.ffn_bias": False},
     rules=rules,
+    order=ORDER,
 )

@@ -3,7 +3,7 @@
 from jax_transformer.config import DecoderOnlyConfig
 from jax_transformer.porting.families import llama
 from jax_transformer.porting.families.base import Family, Map, Require, choice
-from jax_transformer.porting.families.llama import ACTIVATIONS, FIXED
+from jax_transformer.porting.families.llama import ACTIVATIONS, FIXED, ORDER
 from jax_transformer.porting.families.qwen3 import QUERY_KEY_NORM
 from jax_transformer.porting.families.rotary import Rope
 from jax_transformer.porting.rules import Rule, Rules
@@ -50,4 +50,5 @@ FAMILY = Family(
         "layer.ffn_bias": False,
     },
     rules=rules,
+    order=ORDER,
 )

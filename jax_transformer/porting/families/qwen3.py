@@ -3,7 +3,7 @@
 from jax_transformer.config import DecoderOnlyConfig
 from jax_transformer.porting.families import llama
 from jax_transformer.porting.families.base import Family, Map, Require, choice
-from jax_transformer.porting.families.llama import ACTIVATIONS, FIXED
+from jax_transformer.porting.families.llama import ACTIVATIONS, FIXED, ORDER
 from jax_transformer.porting.families.rotary import Rope
 from jax_transformer.porting.families.windows import SwitchedWindows
 from jax_transformer.porting.rules import Rule, Rules
@@ -48,4 +48,5 @@ FAMILY = Family(
     fields=FIELDS,
     fixed=FIXED | {"layer.query_key_norm": "head", "layer.ffn_bias": False},
     rules=rules,
+    order=ORDER,
 )

@@ -22,6 +22,31 @@ RULES = (
     Rule("{path*}.pe", "{path*}.pe"),
 )
 
+ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
+SUBLAYERS = {
+    "encoder": ("self_attn", "ffn", "norm1", "norm2"),
+    "decoder": ("self_attn", "norm1", "cross_attn", "norm2", "ffn", "norm3"),
+}
+PARTS = {"self_attn": ATTENTION, "cross_attn": ATTENTION, "ffn": ("linear1", "linear2")}
+
+ORDER = (
+    *(
+        name
+        for half, sublayers in SUBLAYERS.items()
+        for name in (
+            f"{half}.embedding",
+            f"{half}.pos_encoding.pos_embedding",
+            *(
+                f"{half}.layers.{{i}}.{sublayer}" + (part and f".{part}")
+                for sublayer in sublayers
+                for part in PARTS.get(sublayer, ("",))
+            ),
+            f"{half}.norm",
+        )
+    ),
+    "output_proj",
+)
+
 
 def rules(config: ModelConfig) -> tuple[Rule | Alias, ...]:
     """The table for a model of this configuration: `RULES`, and its tied names."""
@@ -41,4 +66,5 @@ FAMILY = Family(
     fields=(),
     fixed={},
     rules=rules,
+    order=ORDER,
 )

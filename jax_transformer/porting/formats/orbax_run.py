@@ -14,11 +14,12 @@ zarr array for each leaf, in one OCDBT store).
 import collections
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
@@ -52,14 +53,19 @@ UNDER_WAY = 3
 """How many chunks are."""
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path, *, latest: bool = False) -> Checkpoint:
     """The best model of a run or of a ported directory; the latest of a run that has no best yet.
+
+    Args:
+        path: of the directory.
+        latest: prefer what training goes on from to the best model.
 
     Raises:
         InputError: no complete checkpoint, or one that cannot be read.
     """
     config = read_json(path / CONFIG)
-    step = best_step(path / BEST) or latest_step(path / LATEST)
+    best, newest = best_step(path / BEST), latest_step(path / LATEST)
+    step = (newest or best) if latest else (best or newest)
     if step is None:
         raise InputError(f"{path} holds no complete checkpoint under {BEST} or {LATEST}")
     tensors: dict[str, LazyTensor] = {}
@@ -167,6 +173,10 @@ class FolderWriter(Writer):
         companions: files to copy beside it.
         buffers: the tensors that are buffers; all others are parameters.
         originals: files that are kept in a folder of their own: the config of the source.
+        state: of a run to be resumed: the number of updates made, and the tree of its newest
+            checkpoint, in which the names of `headers` stand for tensors. By default what is
+            written is the best model.
+        files: further files: name -> text.
 
     Raises:
         InputError: what `Writer` raises.
@@ -181,13 +191,18 @@ class FolderWriter(Writer):
         companions: Sequence[Companion] = (),
         buffers: Sequence[str] = (),
         originals: Sequence[Path] = (),
+        state: tuple[int, Any] | None = None,
+        files: Mapping[str, str] | None = None,
     ):
         super().__init__(path, headers)
         self._config = config
         self._companions = companions
         self._originals = originals
-        self._parts = {name: PARTS[name in frozenset(buffers)] for name in headers}
-        self._arrays = self.partial / BEST / "0" / "default"
+        self._files = files or {}
+        self._place = BEST if state is None else LATEST
+        self._step, self._tree = (0, best_tree(headers, buffers)) if state is None else state
+        self._places = {name: place for place, name in named_leaves(self._tree)}
+        self._arrays = self.partial / self._place / str(self._step) / "default"
         self._pool = ThreadPoolExecutor(1)
         self._sync: Future[None] | None = None
         self._synced: set[Path] = set()
@@ -195,22 +210,22 @@ class FolderWriter(Writer):
 
     def open(self) -> None:
         # Orbax writes what its version wants around the arrays; the arrays follow one by one.
-        tree: dict[str, Any] = {part: {} for part in PARTS}
-        for name, part in self._parts.items():
-            *parents, leaf = name.split(".")
-            node = tree[part]
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[leaf] = np.zeros((), np.int8)
+        tree = jax.tree.map(
+            lambda leaf: np.zeros((), np.int8) if isinstance(leaf, str) else leaf, self._tree
+        )
         logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+        scored = self._place == BEST
         options = ocp.CheckpointManagerOptions(
-            create=True, enable_async_checkpointing=False, best_fn=lambda metrics: metrics["score"]
+            create=True,
+            enable_async_checkpointing=False,
+            best_fn=(lambda metrics: metrics["score"]) if scored else None,
         )
         handler = ocp.StandardCheckpointHandler()
-        folder = (self.partial / BEST).absolute()
+        folder = (self.partial / self._place).absolute()
+        metrics = {"score": 0.0} if scored else None
         try:
             with ocp.CheckpointManager(folder, options=options, item_handlers=handler) as manager:
-                manager.save(0, args=ocp.args.StandardSave(tree), metrics={"score": 0.0})
+                manager.save(self._step, args=ocp.args.StandardSave(tree), metrics=metrics)
         except (ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise InputError(f"{self.path} cannot be written ({reason})") from error
@@ -226,7 +241,7 @@ class FolderWriter(Writer):
         }
         store = open_array(
             self._arrays,
-            f"{self._parts[name]}.{name}",
+            self._places[name],
             {
                 "create": True,
                 "delete_existing": True,
@@ -261,6 +276,8 @@ class FolderWriter(Writer):
 
     def finish(self) -> None:
         write_json(self.partial / CONFIG, self._config)
+        for name, text in self._files.items():
+            (self.partial / name).write_text(text, encoding="utf-8")
         copy_companions(self._companions, self.partial)
         if self._originals:
             (self.partial / SOURCE).mkdir()
@@ -275,6 +292,25 @@ class FolderWriter(Writer):
 
     def release(self) -> None:
         self._pool.shutdown()
+
+
+def best_tree(names: Iterable[str], buffers: Sequence[str]) -> Any:
+    """The tree of a model, with the names of tensors for leaves."""
+    tree: dict[str, Any] = {part: {} for part in PARTS}
+    for name in names:
+        *parents, leaf = name.split(".")
+        node = tree[PARTS[name in buffers]]
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = name
+    return tree
+
+
+def named_leaves(tree: Any) -> Iterator[tuple[str, str]]:
+    """Where in the store each tensor of a tree of names goes, and its name."""
+    for path, leaf in jax.tree.flatten_with_path(tree)[0]:
+        if isinstance(leaf, str):
+            yield jax.tree_util.keystr(path, simple=True, separator="."), leaf
 
 
 def zarr_dtype(dtype: np.dtype) -> str:

@@ -9,7 +9,7 @@ import io
 import pickle
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -226,8 +226,8 @@ class FileWriter(Writer):
 
     Args:
         path, headers: see `Writer`.
-        wrap: the name under which the state dict is put; by default the file is the state dict.
-        rest: what else to put beside it then: containers, numbers, text.
+        arrange: makes of the tensors, by name, what the file holds: containers, numbers and text
+            around them; by default it holds just these.
 
     Raises:
         InputError: what `Writer` raises; a dtype that PyTorch has not.
@@ -238,8 +238,7 @@ class FileWriter(Writer):
         path: Path,
         headers: Mapping[str, Header],
         *,
-        wrap: str | None = None,
-        rest: Mapping[str, Any] | None = None,
+        arrange: Callable[[Mapping[str, TensorReference]], Any] = lambda tensors: tensors,
     ):
         super().__init__(path, headers)
         unknown = [name for name in headers if headers[name].dtype not in DTYPES.values()]
@@ -250,7 +249,7 @@ class FileWriter(Writer):
             (name, TensorReference(str(number), header.shape, header.dtype))
             for number, (name, header) in enumerate(headers.items())
         )
-        content = dump(state if wrap is None else {wrap: state, **(rest or {})})
+        content = dump(arrange(state))
         small = {"data.pkl": content, "byteorder": b"little", "version": b"3\n"}
         sizes = {name: len(data) for name, data in small.items()}
         sizes |= {f"data/{tensor.key}": headers[name].nbytes for name, tensor in state.items()}

@@ -278,7 +278,9 @@ def test_what_is_no_file_of_torch_is_refused(tmp_path):
 def test_a_state_dict_is_written_under_a_name_with_what_belongs_to_it(tmp_path):
     arrays = tensors()
     rest = {"step": 3, "lr": 0.5, "names": ["a", ("b", None)], "big": 1 << 40, "on": True, "d": {}}
-    path = write(FileWriter, tmp_path / "x.pt", arrays, wrap="model", rest=rest)
+    path = write(
+        FileWriter, tmp_path / "x.pt", arrays, arrange=lambda tensors: {"model": tensors, **rest}
+    )
     loaded = torch.load(path, weights_only=True)
     assert {name: value for name, value in loaded.items() if name != "model"} == rest
     assert_same({name: from_torch(t) for name, t in loaded["model"].items()}, arrays)
@@ -288,7 +290,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
     with pytest.raises(InputError, match=r"no dtype float8_e3m4 \(of a\)"):
         write(FileWriter, tmp_path / "x.pt", {"a": np.ones(2, ml_dtypes.float8_e3m4)})
     with pytest.raises(ValueError, match="cannot be written"):
-        write(FileWriter, tmp_path / "x.pt", {"a": np.ones(2)}, wrap="m", rest={"x": object()})
+        write(FileWriter, tmp_path / "x.pt", {"a": np.ones(2)}, arrange=lambda _: object())
     assert not list(tmp_path.iterdir())
 
 
