@@ -55,7 +55,7 @@ class Generate:
     """
 
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
-    """Directory that `train.py` saved, or a ported model."""
+    """Directory that `train.py` saved, a ported model, or a folder or file that `port` takes."""
     prompt: Annotated[str | None, optional("TEXT")] = None
     """The text to continue. What follows is shown as it comes."""
     text: Annotated[str | None, optional("SENTENCE")] = None
@@ -134,9 +134,12 @@ def generate(options: Generate) -> None:
 
 
 def is_ported(path: Path) -> bool:
-    """Whether a folder holds a model that was trained elsewhere, ours or that of others."""
+    """Whether a folder holds a model that was trained elsewhere, ours or that of others; a file
+    of weights (GGUF, say) does."""
     from jax_transformer.porting.formats.base import read_json
 
+    if path.is_file():
+        return True
     config = path / "config.json"
     if not config.is_file():
         return False

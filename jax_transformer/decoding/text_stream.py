@@ -6,8 +6,8 @@ from typing import Protocol, runtime_checkable
 from jax_transformer.errors import InputError
 
 CONTEXT = 8
-"""Tokens before the new ones that are decoded with them: what a token says may depend on whether
-it is the first."""
+"""Tokens, or a few more, before the new ones that are decoded with them: what a token says may
+depend on whether it is the first."""
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What decoders write for bytes that are no character, or not yet a whole one."""
@@ -59,12 +59,13 @@ class TextStream:
         """What is certain with one more token."""
         self._open.append(token)
         new = self._open_text()
-        # The last one may be the beginning of a character; those before it are what they are.
+        # The last one may be the beginning of a character; where tokens of bytes become text only
+        # all together, so are those before it.
         if not new.endswith(INCOMPLETE):
             self._decoded += new
             self._close(self._open)
             return self._give(self._decoded, last=False)
-        return self._give(self._decoded + new.removesuffix(INCOMPLETE), last=False)
+        return self._give(self._decoded + new.rstrip(INCOMPLETE), last=False)
 
     def finish(self) -> str:
         """What was held back, once no token follows."""
@@ -75,8 +76,14 @@ class TextStream:
 
     def _close(self, ids: list[int]) -> None:
         """Go on after `ids`, of which the text is certain."""
-        self._open = ids[-CONTEXT:]
-        self._open_from = len(self.codec.decode(self._open))
+        text = self.codec.decode(ids)
+        for start in range(max(len(ids) - CONTEXT, 0), -1, -1):
+            self._open = ids[start:]
+            kept = self.codec.decode(self._open)
+            # Not from within a character on, which would change those after it.
+            if text.endswith(kept):
+                break
+        self._open_from = len(kept)
 
     def _give(self, text: str, *, last: bool) -> str:
         if self.stopped:

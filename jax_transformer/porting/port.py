@@ -16,7 +16,13 @@ from jax_transformer.errors import InputError
 from jax_transformer.porting import generation
 from jax_transformer.porting.families import transformer
 from jax_transformer.porting.families.base import Values, write_config
-from jax_transformer.porting.formats import huggingface, meta, safetensors_file, torch_file
+from jax_transformer.porting.formats import (
+    gguf_file,
+    huggingface,
+    meta,
+    safetensors_file,
+    torch_file,
+)
 from jax_transformer.porting.formats.base import (
     Checkpoint,
     LazyTensor,
@@ -124,6 +130,12 @@ def port_command(options: Port) -> None:
     manifest = port(way.plan, way.tensors, way.make_writer, dtype=dtype, about=way.about)
     for name, reason in way.plan.ignored.items():
         console.print(f"ignored {name}: {reason}", soft_wrap=True, markup=False)
+    if reason := checkpoint.metadata.get(gguf_file.NO_TOKENIZER):
+        console.print(
+            f"no tokenizer.json, since {reason}; copy that of the model there",
+            soft_wrap=True,
+            markup=False,
+        )
     count = len(manifest["tensors"])
     console.print(f"{options.destination}: {count:,} tensors", soft_wrap=True, markup=False)
 

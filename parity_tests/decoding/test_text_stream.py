@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders
 
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.decoding.text_stream import TextStream
@@ -19,8 +20,20 @@ class Bytes:
         return bytes(ids).decode(errors="replace")
 
 
+class FallbackBytes:
+    """Likewise, as SentencePiece's tokens of bytes: they become text all together or not at all."""
+
+    decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def decode(self, ids):
+        return self.decoder.decode([f"<0x{byte:02X}>" for byte in ids])
+
+
 BPE = Tokenizer.train(["the cat sat on the mat, the cat", "naïve café, 😀 日本語"] * 3, 320)
-CODECS = {"bytes": Bytes(), "bpe": BPE}
+CODECS = {"bytes": Bytes(), "bpe": BPE, "fallback": FallbackBytes()}
 
 
 def pieces(codec, prompt, ids, stops=()):

@@ -149,16 +149,17 @@ def test_text_is_that_of_transformers_from_either_order_of_rows(path, tmp_path, 
     plain: Any = LlamaForCausalLM(LlamaConfig(**values))
     plain.load_state_dict(model.state_dict())
     plain.save_pretrained(tmp_path / "half")  # Rows of pairs half a head apart.
-    main(["port", str(path), str(tmp_path / "adjacent")])  # As the file has them: neighbours.
-    for folder in ("half", "adjacent"):
-        words.save_pretrained(tmp_path / folder)
+    words.save_pretrained(tmp_path / "half")
+    # As the file has them: neighbours; with the tokenizer of the file.
+    main(["port", str(path), str(tmp_path / "adjacent")])
+    main(["port", str(path), str(tmp_path / "back"), "--to", "huggingface"])
     for prompt in PROMPTS:
         ids = words(prompt, return_tensors="pt").input_ids
         with torch.no_grad():
             found = model.generate(ids, do_sample=False, max_new_tokens=24)
         expected = words.decode(found[0, ids.shape[1] :], skip_special_tokens=True)
         assert len(expected.split()) > 3
-        for folder in ("half", "adjacent"):
+        for folder in ("half", "adjacent", "back"):
             capsys.readouterr()
             main(["generate", str(tmp_path / folder), "--prompt", prompt, "--max-tokens", "24"])
             assert capsys.readouterr().out == expected + "\n", folder

@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from jax_transformer.errors import InputError
+from jax_transformer.porting.formats import gguf_tokenizer
 from jax_transformer.porting.formats.base import (
     Checkpoint,
     LazyTensor,
@@ -65,6 +66,9 @@ SCALARS = {
 """Types of metadata that `struct` knows."""
 STRING, ARRAY = 8, 9
 
+NO_TOKENIZER = "no tokenizer"
+"""Why, in the metadata of a checkpoint."""
+
 ROWS = 1 << 22
 """Elements that are dequantised at once."""
 
@@ -86,7 +90,15 @@ def read(path: Path) -> Checkpoint:
         if name in tensors:
             raise InputError(f"{path}: {name} is there twice")
         tensors[name] = lazy(path, name, shape, kind, start + offset, size)
-    return Checkpoint(path=path, format=FORMAT, tensors=tensors, config=metadata)
+    reason = gguf_tokenizer.problem(metadata)
+    return Checkpoint(
+        path=path,
+        format=FORMAT,
+        tensors=tensors,
+        config=metadata,
+        metadata={} if reason is None else {NO_TOKENIZER: reason},
+        companions=gguf_tokenizer.companions(path, metadata),
+    )
 
 
 def read_header(
