@@ -5,7 +5,7 @@ from jax_transformer.porting.families.base import Family, Map, Require, Skip, ch
 from jax_transformer.porting.families.entries import Architectures, Spelled, with_prefix
 from jax_transformer.porting.families.halves import OLD, Dropouts, affine, both, norm
 from jax_transformer.porting.families.llama import ACTIVATIONS
-from jax_transformer.porting.operations import Reshape
+from jax_transformer.porting.operations import Reshape, Transpose
 from jax_transformer.porting.rules import Alias, Rule, Rules
 
 BODY = (
@@ -37,7 +37,11 @@ BODY = (
 FIELDS = (
     *BODY,
     Map("vocab_size", ("src_vocab_size", "tgt_vocab_size"), 50265),
-    Require("tie_word_embeddings", True, "three tables that are not one are not built"),
+    Require(
+        "tie_word_embeddings",
+        True,
+        "as transformers 5 does not share untied tables, older ones do, and files do not say which",
+    ),
     Require("normalize_embedding", True, "the embeddings have a norm"),
     Require("static_position_embeddings", False, "positions are learned"),
     Require("extra_pos_embeddings", 2, "two rows come before that of position 0"),
@@ -92,11 +96,13 @@ def rules(config: EncoderDecoderConfig) -> Rules:
     return (*aliases, *table, *head(config.tgt_vocab_size, "model.shared.weight"))
 
 
-def head(vocab_size: int, table: str) -> Rules:
-    """The projection by `table`, with the bias of the logits, which is `[1, V]` in files."""
+def head(vocab_size: int, table: str | None) -> Rules:
+    """The projection by `table`, or by a kernel of its own, with the bias of the logits, which is
+    `[1, V]` in files."""
     shape = Reshape((1, vocab_size), (vocab_size,))
+    own = Rule("lm_head.weight", "output_proj.kernel", (Transpose(),))
     return (
-        Alias("lm_head.weight", table),
+        own if table is None else Alias("lm_head.weight", table),
         Rule("final_logits_bias", "output_proj.bias", (shape,)),
     )
 

@@ -43,6 +43,12 @@ EXAMPLES = [
         encoder_layerdrop=0.1,
         decoder_layerdrop=0.1,
     ),
+    example(
+        "three tables",
+        decoder_vocab_size=40,
+        share_encoder_decoder_embeddings=False,
+        tie_word_embeddings=False,
+    ),
 ]
 
 
@@ -61,7 +67,7 @@ def test_defaults_are_those_of_the_class():
 
 
 def test_the_table_of_positions_is_that_of_the_file_and_not_read_from_it():
-    (example, _) = EXAMPLES
+    example = EXAMPLES[0]
     config = read_config(FAMILY, example.values)
     tensors = tensors_of(example.model())
     pe = flatten(buffers_of(config))
