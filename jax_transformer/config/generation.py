@@ -12,7 +12,8 @@ from jax_transformer.errors import InputError
 class GenerationConfig:
     """The rules that every search keeps; how tokens are searched for is the caller's choice.
 
-    Positions are counted in tokens that are generated: the start token of a decoder is none.
+    Positions are counted in tokens that are generated: the start token of a decoder is none, nor
+    are those of its prompt.
 
     Raises:
         InputError: a value out of range.
@@ -24,6 +25,9 @@ class GenerationConfig:
     """The tokens that end a text."""
     pad_id: int = PAD_ID
     """What follows the end of a row, where other rows go on."""
+    prompt: tuple[int, ...] = ()
+    """Tokens that a decoder with an encoder is given after the first, whatever else is said here
+    (Whisper: language and task)."""
     first_id: int | None = None
     """The token that must come first (a language's, say)."""
     last_id: int | None = None
@@ -54,6 +58,8 @@ class GenerationConfig:
                 raise InputError(f"{field.name}={value!r}: must be whole, at least 0")
         if self.max_tokens == 0:
             raise InputError("max_tokens=0: must be at least 1")
+        if not set(self.prompt).isdisjoint(self.end_ids):
+            raise InputError(f"prompt={self.prompt}: one of these ends a text, leave it out")
 
     def check_ids(self, vocab_size: int) -> None:
         """Refuse tokens that the model would have to give or read but does not have.
@@ -61,9 +67,10 @@ class GenerationConfig:
         Raises:
             InputError: there are some.
         """
-        for name in ("start_id", "pad_id", "first_id", "last_id"):
+        for name in ("start_id", "pad_id", "prompt", "first_id", "last_id"):
             value = getattr(self, name)
-            if value is not None and value >= vocab_size:
+            numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+            if any(number >= vocab_size for number in numbers):
                 raise InputError(f"{name}={value}: the model has the tokens 0 to {vocab_size - 1}")
 
 

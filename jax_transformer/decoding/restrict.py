@@ -22,6 +22,7 @@ def restrict(
         rules: of the model.
     """
     vocabulary = jnp.arange(logits.shape[1])
+    begin = 1 + len(rules.prompt)
     if rules.repetition_penalty != 1.0:
         seen = marked(tokens, (jnp.arange(tokens.shape[1]) < length)[None], logits.shape[1])
         logits = RepetitionPenalty(rules.repetition_penalty)(logits, seen)
@@ -29,7 +30,7 @@ def restrict(
         repeated = would_repeat(tokens, length, rules.no_repeat_ngram, logits.shape[1])
         logits = jnp.where(repeated, -jnp.inf, logits)
     if rules.min_tokens and rules.end_ids:
-        early = length - 1 < rules.min_tokens
+        early = length - begin < rules.min_tokens
         ends = jnp.isin(vocabulary, jnp.array(rules.end_ids))
         logits = jnp.where(early & ends, -jnp.inf, logits)
     if rules.first_id is not None:
@@ -40,9 +41,12 @@ def restrict(
         logits = jnp.where(other, -jnp.inf, logits)
     logits = Suppress(rules.suppressed_ids)(logits, None)
     if rules.suppressed_first_ids:
-        first = length == (1 if rules.first_id is None else 2)
+        first = length == (begin if rules.prompt or rules.first_id is None else 2)
         suppressed = Suppress(rules.suppressed_first_ids)(logits, None)
         logits = jnp.where(first, suppressed, logits)
+    if rules.prompt:
+        given = jnp.array(rules.prompt)[jnp.minimum(length, len(rules.prompt)) - 1]
+        logits = jnp.where(length >= begin, logits, jnp.where(vocabulary == given, 0.0, -jnp.inf))
     return logits
 
 

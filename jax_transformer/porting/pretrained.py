@@ -23,6 +23,7 @@ from jax_transformer.config import (
 from jax_transformer.data.characters import TextTokenizer
 from jax_transformer.data.tokenizer import Tokenizer, check_length, check_unicode
 from jax_transformer.decoding.generate import TextGenerator
+from jax_transformer.decoding.transcribe import Transcriber
 from jax_transformer.decoding.translate import Translator
 from jax_transformer.errors import InputError
 from jax_transformer.models.parameters import Tree, flatten, split, unflatten
@@ -34,6 +35,7 @@ from jax_transformer.porting.optimizer import PREFIXES, AdamSettings, AdamState
 from jax_transformer.porting.port import Format, names_of, own_config, way_of
 from jax_transformer.porting.port_optimizer import state_of, whole_plan
 from jax_transformer.porting.recognise import open_checkpoint
+from jax_transformer.porting.speech import speech_rules
 from jax_transformer.porting.stream import port, stream
 from jax_transformer.training.run import RunDirectory
 
@@ -164,6 +166,25 @@ class Pretrained:
         model = self.graphdef, self.buffers, self.config
         with named(path):
             return Translator(*model, needed(codec), rules=rules, source_end_id=end)
+
+    def transcriber(self, language: str | None = None, task: str | None = None) -> Transcriber:
+        """What writes down speech: called with log-mel features.
+
+        Args:
+            language: that is spoken, `de` say, where the model knows several.
+            task: `transcribe` (the default) or `translate`, into English.
+
+        Raises:
+            InputError: another kind of model, one without a tokenizer, a language or task that it
+                does not know, or rules that are not built.
+        """
+        path, codec = self.source.checkpoint.path, self.tokenizer
+        if not isinstance(self.config, EncoderDecoderConfig) or self.config.audio is None:
+            raise InputError(f"{path} holds no model that reads sound")
+        rules = speech_rules(self.source, language, task)
+        model = self.graphdef, self.params, self.buffers, self.config
+        with named(path):
+            return Transcriber(*model, needed(codec), rules=rules)
 
 
 @contextlib.contextmanager

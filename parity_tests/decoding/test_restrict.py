@@ -85,6 +85,7 @@ def test_the_same_may_come_as_in_transformers(name):
         ({"end_ids": (1, -1)}, r"end_ids=\(1, -1\): must be whole, at least 0"),
         ({"start_id": 1.5}, "start_id=1.5: must be whole"),
         ({"pad_id": None}, "pad_id=None: must be whole"),
+        ({"prompt": (3, 4), "end_ids": (4,)}, r"prompt=\(3, 4\): one of these ends a text"),
         ({"max_tokens": 0}, "max_tokens=0: must be at least 1"),
         ({"repetition_penalty": 0}, "repetition_penalty=0: must be a number above 0"),
     ],
@@ -99,3 +100,18 @@ def test_tokens_that_a_model_lacks_are_refused_where_it_would_give_or_read_them(
     for name in ("start_id", "pad_id", "first_id", "last_id"):
         with pytest.raises(InputError, match=f"^{name}=7: the model has the tokens 0 to 6"):
             GenerationConfig(**{name: V}).check_ids(V)
+    with pytest.raises(InputError, match=r"^prompt=\(1, 7\): the model has the tokens 0 to 6"):
+        GenerationConfig(prompt=(1, V)).check_ids(V)
+
+
+def test_a_prompt_is_given_whatever_else_is_said_and_counts_as_no_text():
+    rules = GenerationConfig(
+        start_id=2, prompt=(1, 4), suppressed_ids=(1,), suppressed_first_ids=(3,), first_id=5,
+        min_tokens=2, end_ids=(6,),
+    )  # fmt: skip
+    logits = jnp.zeros((3, V))
+    never = [[0, 2, 3, 4, 5, 6], [0, 1, 2, 3, 5, 6], [1, 3, 6], [1, 6], [1], [1]]
+    for length, missing in enumerate(never, 1):
+        found = restrict(logits, jnp.asarray(TOKENS), jnp.int32(length), rules)
+        for row in np.asarray(found):
+            assert np.flatnonzero(np.isneginf(row)).tolist() == missing
