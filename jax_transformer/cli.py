@@ -160,6 +160,8 @@ def ported_task(path: Path) -> str:
     config = identify(open_checkpoint(path)).config
     if isinstance(config, EncoderOnlyConfig):
         raise InputError(f"{path} holds an encoder, which writes no text: give a language model")
+    if getattr(config, "audio", None) is not None:
+        raise InputError(f"{path} reads sound: docs/porting.md says how, in Python")
     return "language" if isinstance(config, DecoderOnlyConfig) else "translation"
 
 

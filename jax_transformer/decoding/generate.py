@@ -241,6 +241,7 @@ def check_rules(rules: GenerationConfig, vocab_size: int) -> None:
         InputError: there is such a rule, or one about a token that the model does not have.
     """
     rules.check_ids(vocab_size)
-    for name in ("first_id", "last_id", "suppressed_first_ids", "min_tokens", "no_repeat_ngram"):
+    counted = "prompt", "first_id", "last_id", "suppressed_first_ids", "min_tokens"
+    for name in (*counted, "no_repeat_ngram"):
         if (value := getattr(rules, name)) != getattr(NO_RULES, name):
             raise InputError(f"{name}={value!r}: only encoder-decoders keep that, leave it out")

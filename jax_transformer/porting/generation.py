@@ -31,6 +31,9 @@ FOLLOWED = (
     *IDS, "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id",
     "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "min_length", "min_new_tokens",
     "max_length", "max_new_tokens", "no_repeat_ngram_size", "repetition_penalty",
+    # Of speech: see `speech`.
+    "forced_decoder_ids", "no_timestamps_token_id", "is_multilingual", "lang_to_id", "task_to_id",
+    "return_timestamps", "no_speech_threshold",
 )  # fmt: skip
 
 NEUTRAL = {

@@ -11,9 +11,7 @@ from typing import Any
 
 from jax_transformer.config import GenerationConfig
 from jax_transformer.errors import InputError
-from jax_transformer.porting.families.base import Values
-from jax_transformer.porting.formats.base import read_json
-from jax_transformer.porting.generation import FILE, rules_of
+from jax_transformer.porting.generation import FILE, generation_values, rules_of
 from jax_transformer.porting.identify import Identified
 
 
@@ -23,7 +21,7 @@ def speech_rules(source: Identified, language: str | None, task: str | None) -> 
     Raises:
         InputError: what the files say cannot be followed, or they do not know language or task.
     """
-    values = speech_values(source)
+    values = generation_values(source)
     try:
         prompt = prompt_of(values, language, task)
     except InputError as error:
@@ -31,15 +29,6 @@ def speech_rules(source: Identified, language: str | None, task: str | None) -> 
     # Either counts from the prompt on: `transformers` adds its length to that of Whisper's texts.
     most = values.get("max_new_tokens") or values.get("max_length")
     return dataclasses.replace(rules_of(source), prompt=prompt, max_tokens=most)
-
-
-def speech_values(source: Identified) -> Values:
-    """What the files say in their own words: `generation_config.json`, else `config.json`."""
-    for file in source.checkpoint.companions:
-        if file.name == FILE:
-            return read_json(file)
-    original = source.originals.get("config.json")
-    return {} if original is None else read_json(original)
 
 
 def prompt_of(

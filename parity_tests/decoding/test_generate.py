@@ -277,3 +277,21 @@ def test_a_model_that_gives_nan_is_an_error():
     with pytest.raises(InputError, match=r"^prompt 1: the model gives no number for what follows "
                        r"after 0 tokens: its parameters, or its logits, are NaN$"):  # fmt: skip
         bad(PROMPTS, max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"prompt": (1,)},
+        {"first_id": 1},
+        {"last_id": 1},
+        {"suppressed_first_ids": (1,)},
+        {"min_tokens": 2},
+        {"no_repeat_ngram": 2},
+    ],
+    ids=str,
+)
+def test_rules_that_count_from_the_beginning_of_a_text_are_refused(rule):
+    (name,) = rule
+    with pytest.raises(InputError, match=rf"^{name}=.*: only encoder-decoders keep that"):
+        generator(rules=GenerationConfig(**rule))

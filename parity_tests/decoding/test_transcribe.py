@@ -216,6 +216,6 @@ def test_a_model_that_reads_text_hears_nothing(several):
         num_decoder_layers=1,
         position="learned",
     )
-    parts: Any = (None, None, None)
+    parts = several.graphdef, several.params, several.buffers
     with pytest.raises(InputError, match="the model reads text, not sound"):
         Transcriber(*parts, config, several.tokenizer, rules=GenerationConfig(start_id=1))

@@ -212,3 +212,13 @@ def test_the_pytorch_model_of_this_project_is_verified_to_be_the_same(folders, t
     main(["port", str(path / "ours"), wide, "--to", "orbax", "--dtype", "float32"])
     main(["verify", wide, wide, "--dtype", "none"])
     assert "the same function" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("folders", EXAMPLES[:1], ids=str, indirect=True)
+def test_the_command_line_says_how_sound_is_read(folders, capsys):
+    _, path = folders
+    for flag in ("--text", "--prompt"):
+        with pytest.raises(SystemExit) as ended:
+            main(["generate", str(path / "ours"), flag, "hello"])
+        assert ended.value.code == 2
+        assert "ours reads sound: docs/porting.md says how" in capsys.readouterr().err
