@@ -66,7 +66,8 @@ def forced_tokens(values: Mapping[str, Any]) -> list[int | None]:
         InputError: they are not for the first places after the start token.
     """
     forced = values.get("forced_decoder_ids") or []
-    if [place for place, _ in forced] != list(range(1, len(forced) + 1)):
+    pairs = all(isinstance(pair, list) and len(pair) == 2 for pair in forced)
+    if not pairs or [place for place, _ in forced] != list(range(1, len(forced) + 1)):
         raise InputError(f"forced_decoder_ids={forced!r}: must be tokens of the places 1, 2, ...")
     return [token for _, token in forced]
 

@@ -157,6 +157,7 @@ def test_what_the_model_does_not_know_is_refused(several, said, message):
         ({}, {"task": "translate"}, "task='translate': it has no choice of task"),
         ({"return_timestamps": True}, {}, "return_timestamps=True, which is not built"),
         ({"no_speech_threshold": 0.6}, {}, r"no_speech_threshold=0\.6, which is not built"),
+        ({"forced_decoder_ids": [1, 5]}, {}, "forced_decoder_ids=.*places 1, 2"),
         ({"forced_decoder_ids": [[2, 5]]}, {}, "forced_decoder_ids=.*places 1, 2"),
         ({"no_timestamps_token_id": 31}, {}, r"prompt=\(31,\): the model has the tokens 0 to 30"),
         ({"forced_decoder_ids": [[1, END]]}, {}, "one of these ends a text"),
