@@ -17,7 +17,6 @@ from jax_transformer.porting import generation
 from jax_transformer.porting.families import transformer
 from jax_transformer.porting.families.base import Values, write_config
 from jax_transformer.porting.formats import (
-    gguf_file,
     huggingface,
     meta,
     safetensors_file,
@@ -35,6 +34,7 @@ from jax_transformer.porting.identify import (
     OWN,
     Identified,
     buffer_names,
+    config_beside,
     identify,
     layout,
 )
@@ -44,6 +44,7 @@ from jax_transformer.porting.plan import Header, Move, Plan, make_plan_back
 from jax_transformer.porting.port_optimizer import check_formats, moments_of
 from jax_transformer.porting.recognise import family_of, open_checkpoint
 from jax_transformer.porting.stream import copy_plan, port
+from jax_transformer.porting.vocabulary import check_vocabulary
 
 Format = Literal["orbax", "huggingface", "safetensors", "pt", "meta"]
 Dtype = Literal["float64", "float32", "float16", "bfloat16"]
@@ -130,12 +131,6 @@ def port_command(options: Port) -> None:
     manifest = port(way.plan, way.tensors, way.make_writer, dtype=dtype, about=way.about)
     for name, reason in way.plan.ignored.items():
         console.print(f"ignored {name}: {reason}", soft_wrap=True, markup=False)
-    if reason := checkpoint.metadata.get(gguf_file.NO_TOKENIZER):
-        console.print(
-            f"no tokenizer.json, since {reason}; copy that of the model there",
-            soft_wrap=True,
-            markup=False,
-        )
     count = len(manifest["tensors"])
     console.print(f"{options.destination}: {count:,} tensors", soft_wrap=True, markup=False)
 
@@ -166,6 +161,8 @@ def find_way(
     files = ("pt", "safetensors")
     if to in files and checkpoint.format in files and family is None:
         about = {"source": describe(checkpoint, family_of(checkpoint))}
+        if config := config_beside(checkpoint.path):
+            about["config"] = config
         plan = copy_plan(checkpoint.tensors)
         return Way(plan, file_writer(destination, to), about, checkpoint.tensors)
     return way_of(identify(checkpoint, family), destination, to, dtype)
@@ -193,7 +190,7 @@ def find_way_with_optimizer(
         functools.partial(way.make_writer, **moments.options),
         way.about | moments.about,
         moments.tensors,
-        moments.notes,
+        (*way.notes, *moments.notes),
     )
 
 
@@ -204,7 +201,7 @@ def way_of(model: Identified, destination: Path, to: Format, dtype: np.dtype | N
         InputError: as `find_way`.
     """
     checkpoint = model.checkpoint
-    check_vocabulary(model)
+    notes = check_vocabulary(model)
     if to == "huggingface" and not model.family.model_types:
         name = model.family.name
         raise InputError(f"{checkpoint.path}: transformers has no family {name}: give --to pt")
@@ -215,7 +212,8 @@ def way_of(model: Identified, destination: Path, to: Format, dtype: np.dtype | N
     elif to == OWN:
         about["names"] = names_of(model, there)
     plan = there if to == OWN else plan_to(model, there, to)
-    return Way(plan, writer_for(model, destination, to, dtype), about, checkpoint.tensors)
+    make_writer = writer_for(model, destination, to, dtype)
+    return Way(plan, make_writer, about, checkpoint.tensors, notes)
 
 
 def describe(checkpoint: Checkpoint, family: str | None) -> dict[str, Any]:
@@ -365,27 +363,3 @@ def config_for(model: Identified, to: Format, dtype: np.dtype | None) -> tuple[V
         name = "dtype" if "dtype" in values else "torch_dtype"
         values = values | {name: str(dtype)}
     return values, original if values == before else None
-
-
-def check_vocabulary(model: Identified) -> None:
-    """A tokenizer must have no token that the model has no row for.
-
-    Raises:
-        InputError: it has.
-    """
-    path = next((p for p in model.checkpoint.companions if p.name == "tokenizer.json"), None)
-    size = getattr(model.config, "vocab_size", None)
-    if path is None or size is None:
-        return
-    values = read_json(path)
-    vocabulary = (values.get("model") or {}).get("vocab") or {}
-    if isinstance(vocabulary, dict):
-        ids = list(vocabulary.values())
-    else:
-        ids = list(range(len(vocabulary)))
-    ids += [token["id"] for token in values.get("added_tokens") or ()]
-    if max(ids, default=0) >= size:
-        raise InputError(
-            f"{path} has a token with the id {max(ids)}, but the model has {size} of them: copy "
-            f"the tokenizer of this model"
-        )

@@ -17,6 +17,7 @@ import torch
 
 from jax_transformer.cli import main
 from jax_transformer.errors import InputError
+from jax_transformer.models.parameters import flatten
 from jax_transformer.porting.formats import orbax_run
 from jax_transformer.porting.formats.base import LazyTensor
 from jax_transformer.porting.port import format_for
@@ -24,6 +25,7 @@ from jax_transformer.porting.pretrained import from_pretrained
 from jax_transformer.porting.recognise import open_checkpoint
 from parity_tests import tiny
 from parity_tests.porting.checkpoints import GPT2, LLAMA, TEXT, save, tokenizer
+from parity_tests.porting.families import test_bert, test_roberta
 from parity_tests.porting.families.harness import float64, tokens
 
 EXAMPLES = (LLAMA, GPT2)
@@ -236,6 +238,74 @@ def test_a_missing_shard_and_tensors_of_another_model_are_refused(folders, tmp_p
         if not file.name.startswith("model-00002"):
             (folder / file.name).write_bytes(file.read_bytes())
     assert "model-00002" in refused(folder, tmp_path / "out")
+
+
+DAMAGED = {
+    "huggingface": ("model.safetensors", "is cut off"),
+    "safetensors": ("", "is cut off"),
+    "pt": ("", "is cut off or damaged"),
+    "meta": ("consolidated.00.pth", "is cut off or damaged"),
+    "orbax": ("checkpoints/best/0/default/d/*", "cannot be read"),
+    "orbax, its list": ("checkpoints/best/0/default/_METADATA", "is not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_file_that_is_cut_off_is_refused_and_nothing_is_left(name, theirs, tmp_path, capsys):
+    file, message = DAMAGED[name]
+    source = tmp_path / "source"
+    (tmp_path / "config.json").write_bytes((theirs / "config.json").read_bytes())
+    main(["port", str(theirs), str(source), "--to", name.split(",")[0]])
+    for path in tmp_path.glob(f"source/{file}" if file else "source"):
+        path.write_bytes(path.read_bytes()[:-20])
+    before = sorted(tmp_path.rglob("*"))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["port", str(source), str(tmp_path / "out"), "--to", "huggingface"])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_is_ignored_is_printed_with_its_reason(theirs, tmp_path, capsys):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    tensors = safetensors.numpy.load_file(theirs / "model.safetensors")
+    buffer = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    tensors[buffer] = np.ones(3, np.float32)
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_bytes((theirs / "config.json").read_bytes())
+    main(["port", str(folder), str(tmp_path / "out")])
+    line = f"ignored {buffer}: the config determines it"
+    assert line in capsys.readouterr().out.splitlines()
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["ignored"] == {buffer: "the config determines it"}
+
+
+def test_the_config_of_a_file_goes_with_it(theirs, tmp_path):
+    main(["port", str(theirs), str(tmp_path / "a.safetensors")])
+    main(["port", str(tmp_path / "a.safetensors"), str(tmp_path / "b.pt")])
+    main(["port", str(tmp_path / "b.pt"), str(tmp_path / "c")])
+    assert bits_of(tmp_path / "c").keys() == flatten(from_pretrained(theirs).params).keys()
+
+
+@pytest.mark.parametrize("example", [test_bert.HEAD, test_roberta.EXAMPLES[0]], ids=str)
+def test_encoders_that_come_back_are_loaded_by_transformers_without_a_word(example, tmp_path):
+    build: Any = example.build
+    example.model(torch.bfloat16).save_pretrained(tmp_path / "theirs")
+    main(["port", str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    main(["port", str(tmp_path / "ours"), str(tmp_path / "back")])
+    assert bits_of(tmp_path / "back") == bits_of(tmp_path / "theirs")
+    _, report = build.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not any(report.values()), report
+
+
+@pytest.mark.parametrize("to", ["orbax", "huggingface", "safetensors", "pt", "meta"])
+def test_what_is_written_is_shown(to, theirs, tmp_path, capsys):
+    main(["port", str(theirs), str(tmp_path / "out"), "--to", to])
+    capsys.readouterr()
+    main(["inspect", str(tmp_path / "out")])
+    assert f"format {to}, family llama" in capsys.readouterr().out
 
 
 def test_names_that_do_not_fit_come_with_the_nearest(theirs, tmp_path, refused):

@@ -165,6 +165,29 @@ def test_a_tensor_that_cannot_be_read_leaves_nothing(tmp_path, target):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture
+def small_files():
+    """No file may grow beyond so many bytes, as if the disk were full then."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("target", WRITERS)
+def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tmp_path, target, small_files):
+    tensors = arrays_as_tensors(
+        {f"layers.{i}.attention.wo.weight": random_bits((4, 90_000), np.float32) for i in range(3)}
+    )
+    writer, options = WRITERS[target]
+    options = options | ({"buffers": []} if target == "orbax" else {})
+    small_files(1_000_000)  # Room for all but the tensors.
+    with pytest.raises(InputError, match="File too large") as refusal:
+        port(copy_plan(tensors), tensors, lambda h: writer(tmp_path / "b", h, **options))
+    assert "\n" not in str(refusal.value)
+    assert not list(tmp_path.iterdir())
+
+
 def test_dtypes_change_only_if_asked_for():
     values = {"w": np.array([1.0, -0.0, np.inf, 3e-5]), "n": np.arange(3)}
     tensors = arrays_as_tensors(values)

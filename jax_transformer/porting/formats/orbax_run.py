@@ -13,7 +13,9 @@ zarr array for each leaf, in one OCDBT store).
 
 import collections
 import contextlib
+import errno
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -46,6 +48,9 @@ SOURCE = "source"
 BEST = Path("checkpoints", "best")
 LATEST = Path("checkpoints", "latest")
 PARTS = ("params", "buffers")
+
+OS_ERROR = re.compile(r"([^:]+) \[os_error_code='(\d+)'\]")
+"""What the operating system refuses, at the end of tensorstore's messages."""
 
 BLOCK = 1 << 23
 """Bytes of a chunk of an array: what is encoded at once."""
@@ -160,8 +165,13 @@ def finished(path: Path, future: Any) -> Any:
     try:
         return future.result()
     except (ValueError, OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(f"{path}: tensors cannot be read or written here ({reason})") from None
+        text = " ".join(str(error).split())
+        refused = OS_ERROR.search(text)
+        reason = refused[1].strip() if refused else text[:300]
+        full = refused is not None and int(refused[2]) == errno.ENOSPC
+        remedy = ": free some space" if full else ""
+        place = f"{path}: tensors cannot be read or written here"
+        raise InputError(f"{place} ({reason}){remedy}") from None
 
 
 class FolderWriter(Writer):

@@ -88,6 +88,13 @@ def test_known_types_have_the_numbers_of_the_package():
         assert gguf.GGML_QUANT_SIZES[kind] == (1, dtype.itemsize), kind
 
 
+def test_a_tensor_that_is_there_twice_is_refused(tmp_path):
+    path = saved(tmp_path / "a.gguf", {"one": np.ones(3), "two": np.ones(3)})
+    path.write_bytes(path.read_bytes().replace(b"two", b"one"))
+    with pytest.raises(InputError, match="one is there twice"):
+        read(path)
+
+
 def test_types_that_are_not_known_are_refused_by_number(tmp_path):
     kind = gguf.GGMLQuantizationType.IQ1_S
     data = np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)

@@ -257,6 +257,13 @@ def test_a_tensor_that_reaches_beyond_its_storage_is_refused(tmp_path, old, new)
         read(rewritten(tmp_path, change))
 
 
+def test_a_storage_that_is_there_twice_is_refused(tmp_path):
+    path = rewritten(tmp_path, lambda entries: entries.update({"a/data/9": b"0" * 24}))
+    path.write_bytes(path.read_bytes().replace(b"a/data/9", b"a/data/0"))
+    with pytest.raises(InputError, match="an entry is there twice"):
+        read(path)
+
+
 def test_a_compressed_archive_is_refused(tmp_path):
     source = saved(tmp_path, as_torch(tensors()))
     with (
