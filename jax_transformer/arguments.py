@@ -15,6 +15,14 @@ from jax_transformer.errors import InputError
 
 Settings = TypeVar("Settings")
 
+NOT_A_NUMBER = {
+    r"no type matching \{None\}\|INT could be instantiated from \[(.*)\]": "a whole number",
+    r"no type matching \{None\}\|FLOAT could be instantiated from \[(.*)\]": "a number",
+    r"invalid literal for int\(\) with base 10: (.*)": "a whole number",
+    r"could not convert string to float: (.*)": "a number",
+}
+"""What tyro and Python say about a value, and what it must be."""
+
 
 def parse_arguments(
     settings: Callable[..., Settings],
@@ -71,7 +79,10 @@ def box_error(box: str, prog: str) -> InputError:
     rows = lines[lines.index(body[0]) :] if body else ["the arguments cannot be used"]
     paragraph = rows[: rows.index("")] if "" in rows else rows
     text = " ".join(paragraph).removeprefix("Error parsing ")
-    return InputError(f"{text.rstrip('.')}; {prog} --help lists all settings")
+    text = text.rstrip(".")
+    for pattern, wanted in NOT_A_NUMBER.items():
+        text = re.sub(f"{pattern}$", rf"\1 is not {wanted}", text)
+    return InputError(f"{text}; {prog} --help lists all settings")
 
 
 def unknown_argument(argument: str, known: Sequence[str], prog: str) -> str:

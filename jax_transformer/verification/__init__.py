@@ -1,18 +1,40 @@
 """Do two models compute the same numbers, and if not, where and why not."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jax_transformer.verification.face import assert_same_function, compare_modules, verify
-    from jax_transformer.verification.pairs import Pair, Report
+    from jax_transformer.verification.inputs import Batch
+    from jax_transformer.verification.pair import Pair
+    from jax_transformer.verification.result import Report
+    from jax_transformer.verification.training.recipe import Recipe, Training
 
-__all__ = ["Pair", "Report", "assert_same_function", "compare_modules", "verify"]
+PLACES = {
+    "Batch": "inputs",
+    "Pair": "pair",
+    "Recipe": "training.recipe",
+    "Report": "result",
+    "Training": "training.recipe",
+    "assert_same_function": "face",
+    "compare_modules": "face",
+    "verify": "face",
+}
+
+__all__ = [
+    "Batch",
+    "Pair",
+    "Recipe",
+    "Report",
+    "Training",
+    "assert_same_function",
+    "compare_modules",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:
     """What needs JAX, when it is asked for."""
-    if name not in __all__:
+    if name not in PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from jax_transformer.verification import face, pairs
-
-    return getattr(face if hasattr(face, name) else pairs, name)
+    return getattr(importlib.import_module(f"{__name__}.{PLACES[name]}"), name)

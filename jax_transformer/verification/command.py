@@ -28,6 +28,10 @@ class Verify:
     """In which accuracy is measured; `none`: compare in float64 alone."""
     backward: bool = False
     """Compare gradients too."""
+    steps: Annotated[
+        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: none)")
+    ] = None
+    """Train both sides for N steps in float64, from the same state on the same batches."""
     json: Annotated[
         Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")
     ] = None
@@ -42,9 +46,11 @@ def verify_command(options: Verify) -> None:
     """Compare, and print what was found.
 
     Raises:
-        InputError: models that cannot be compared, a file that is there already.
+        InputError: models that cannot be compared, no step to train, a file that is there already.
         SystemExit: code 1, the models are different.
     """
+    if options.steps is not None and options.steps < 1:
+        raise InputError(f"--steps {options.steps}: must be at least 1; leave it out not to train")
     for flag, path in (("--json", options.json), ("--html", options.html)):
         if path is not None and path.exists():
             raise InputError(f"{flag} {path} is there already: choose another name")
@@ -52,7 +58,7 @@ def verify_command(options: Verify) -> None:
             raise InputError(f"{flag} {path}: {path.parent} is no directory: make it")
     # Only now: a wrong flag needs no JAX.
     from jax_transformer.verification.face import verify
-    from jax_transformer.verification.table import as_json, module_table, summary
+    from jax_transformer.verification.table import as_json, module_table, steps_table, summary
 
     console = Console(highlight=False)
     with console.status("") as status:
@@ -61,9 +67,12 @@ def verify_command(options: Verify) -> None:
             options.reference,
             dtype=None if options.dtype == "none" else options.dtype,
             backward=options.backward,
+            steps=options.steps or 0,
             progress=status.update,
         )
     console.print(module_table(report))
+    if report.trajectory is not None:
+        console.print(steps_table(report.trajectory))
     for line in summary(report):
         console.print(line, markup=False, soft_wrap=True)
     if options.json is not None:

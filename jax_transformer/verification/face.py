@@ -1,5 +1,6 @@
 """A user's own pair of modules, and models in files."""
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,8 +12,14 @@ from flax import nnx
 
 from jax_transformer.errors import InputError
 from jax_transformer.models.parameters import flatten, split, unflatten
+from jax_transformer.porting.operations import AddConstant
 from jax_transformer.porting.plan import Plan, Table, make_plan, run, sources_of
-from jax_transformer.verification.pairs import Arrays, Pair, Report, verify_pair
+from jax_transformer.verification.inputs import Arrays
+from jax_transformer.verification.pair import Pair
+from jax_transformer.verification.pairs import verify_pair
+from jax_transformer.verification.result import Report
+from jax_transformer.verification.training.recipe import Recipe, Training
+from jax_transformer.verification.training.recorded import Carry, Tensors
 
 
 def verify(
@@ -21,6 +28,8 @@ def verify(
     *,
     dtype: str | None = "float32",
     backward: bool = False,
+    steps: int = 0,
+    recipe: Recipe | None = None,
     progress: Callable[[str], None] = lambda message: None,
 ) -> Report:
     """Compare a model of this library with the one it was made from, on inputs that reveal.
@@ -31,15 +40,21 @@ def verify(
             ported directory, or a Hugging Face folder, which `transformers` loads.
         dtype: of the run that accuracy is measured in; None: float64 alone.
         backward: gradients too.
+        steps: of training, in float64 from the same state on the same batches; 0: none. Each side
+            then has its parameters, gradients and moments in memory, ours twice.
+        recipe: how both sides are trained.
         progress: is told what is done next.
 
     Raises:
-        InputError: files that cannot be read, or models that cannot be given the same inputs.
+        InputError: files that cannot be read, models that cannot be given the same inputs, or a
+            negative number of steps.
     """
+    if steps < 0:
+        raise InputError(f"steps={steps}: must be at least 1, or 0 for no training")
     from jax_transformer.verification.reference import load_pair
 
     progress("loading both models")
-    pair = load_pair(Path(ours), Path(reference))
+    pair = load_pair(Path(ours), Path(reference), steps=steps, recipe=recipe)
     return verify_pair(pair, dtype=dtype, backward=backward, progress=progress)
 
 
@@ -53,6 +68,7 @@ def compare_modules(
     valid: np.ndarray | None = None,
     dtype: str | None = "float32",
     backward: bool = False,
+    training: Training | None = None,
 ) -> Report:
     """Compare a pair of modules that need not be of this library.
 
@@ -70,6 +86,7 @@ def compare_modules(
         valid: `[B, T]`, True at the tokens that count; None: all.
         dtype: of the run that accuracy is measured in; None: float64 alone.
         backward: gradients too.
+        training: how both sides are trained, and on what; None: they are not.
 
     Raises:
         InputError: a JAX side that is no module, or rules that do not fit the two.
@@ -90,6 +107,8 @@ def compare_modules(
         their_weights={name: np.asarray(value, np.float64) for name, value in weights.items()},
         torch_call=torch_call,
         valid=valid,
+        carry=carrier(plan),
+        training=training,
     )
     return verify_pair(pair, dtype=dtype, backward=backward)
 
@@ -114,11 +133,31 @@ def assert_same_function(
 
 
 def explanation(report: Report) -> str:
-    """The verdict, and a line for each further module that differs."""
+    """The verdict, and a line for each further difference."""
     lines = [report.verdict]
     lines += [f"`{each.module}`: {each.sentence}" for each in report.diagnoses[1:]]
+    if report.trajectory is not None and report.trajectory.verdict not in report.verdict:
+        lines.append(report.trajectory.verdict)
     lines += [problem for problem in report.problems if problem not in report.verdict]
     return "\n".join(lines)
+
+
+def carrier(plan: Plan) -> Carry:
+    """Takes gradients and moments of parameters where the plan takes the parameters: nothing
+    is added to them there."""
+    moves = tuple(
+        dataclasses.replace(
+            move,
+            operations=tuple(each for each in move.operations if not isinstance(each, AddConstant)),
+        )
+        for move in plan.moves
+    )
+
+    def carry(tensors: Mapping[str, np.ndarray]) -> Tensors:
+        known = (move for move in moves if all(name in tensors for name in move.sources))
+        return run(dataclasses.replace(plan, moves=tuple(known), tied={}), tensors)
+
+    return carry
 
 
 def as_numpy(tensor: Any) -> np.ndarray:

@@ -1,7 +1,6 @@
 """Do two models compute the same numbers, and if not, where and why not."""
 
 import copy
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,85 +34,9 @@ from jax_transformer.verification.localize import (
     culprit,
 )
 from jax_transformer.verification.oracle import float64_throughout
-
-Arrays = tuple[np.ndarray | None, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Pair:
-    """Two models and what both are given.
-
-    The JAX side is called as `model(*inputs)`, the PyTorch side as `torch_call(model, *inputs)`
-    with the inputs as tensors; both give logits, or whatever is compared in the end.
-    """
-
-    ours: nnx.Module
-    theirs: Any
-    """An `nn.Module`."""
-    inputs: Arrays
-    rename: Callable[[str], str | None] = lambda name: name
-    """From PyTorch's names of modules to ours; None for those that we do not have."""
-    their_weights: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    """The reference's parameters under our names, in our layout."""
-    torch_call: Callable[..., Any] = lambda model, *inputs: model(*inputs)
-    valid: np.ndarray | None = None
-    """`[B, T]`, the tokens that count; None: all."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
-    """What was found."""
-
-    parameters: tuple[int, int]
-    """Numbers of scalars: ours, the reference's."""
-    problems: tuple[str, ...]
-    """Names, shapes and dtypes that do not correspond."""
-    errors: dict[str, float]
-    """Float64: relative error at each point, each module fed with the reference's values."""
-    gradients: dict[str, float]
-    """Likewise backwards, from the loss on; and of each parameter, under its name."""
-    output_error: float
-    """Float64: of the final output, each side by itself."""
-    dtype: str | None
-    """None: no narrow run was asked for."""
-    accuracy: dict[str, Accuracy]
-    """In `dtype`: the error of each side against float64 at each point, each side by itself."""
-    distributions: Distributions | None
-    """Of next tokens, where the output is logits."""
-    diagnoses: tuple[Diagnosis, ...]
-    """Of the modules that differ, in order."""
-
-    @property
-    def same(self) -> bool:
-        """The same function, as accurately computed."""
-        return not self.problems and self.same_function and self.as_accurate
-
-    @property
-    def same_function(self) -> bool:
-        """No difference in float64."""
-        return self.output_error <= SAME_FUNCTION and not self.diagnoses
-
-    @property
-    def as_accurate(self) -> bool:
-        """Our error is within what the reference's allows, at each point."""
-        return all(each.passed for each in self.accuracy.values())
-
-    @property
-    def verdict(self) -> str:
-        """One sentence."""
-        if self.diagnoses:
-            worst = self.diagnoses[0]
-            where = f"`{worst.module}`" if worst.module else "the model itself"
-            return f"different: {where}: {worst.sentence}"
-        if self.problems:
-            return f"different: {self.problems[0]}"
-        if not self.same_function:
-            return f"different: outputs are off by {self.output_error:.3g}, and no module is"
-        if not self.as_accurate:
-            name = max(self.accuracy, key=lambda point: self.accuracy[point].ratio)
-            ratio = self.accuracy[name].ratio
-            return f"the same function, but {name} is {ratio:.1f} times less accurate than theirs"
-        return f"the same function{'' if self.dtype is None else f', as accurate in {self.dtype}'}"
+from jax_transformer.verification.pair import Pair
+from jax_transformer.verification.result import Report
+from jax_transformer.verification.training.trajectory import compare_training
 
 
 def verify_pair(
@@ -128,11 +51,12 @@ def verify_pair(
 
     Args:
         dtype: of the run that errors are measured in; None: none.
-        backward: gradients too.
+        backward: gradients too; a pair with a `training` has them compared in any case.
         most: diagnose at most so many modules.
         progress: is told what is done next.
     """
     problems = accounts(pair)
+    backward = backward or pair.training is not None
     progress("reference in float64")
     wide, record = reference_run(pair, backward=backward)
     with jax.enable_x64(True):
@@ -152,6 +76,11 @@ def verify_pair(
         if backward and not diagnoses:
             progress("gradients")
             gradients, diagnoses = explain_backward(pair, model, run, record)
+        trajectory = None
+        if pair.training is not None:
+            trajectory = compare_training(
+                pair, model, models_differ=bool(diagnoses), progress=progress
+            )
     accuracy: dict[str, Accuracy] = {}
     distributions = None
     if dtype is not None:
@@ -167,6 +96,7 @@ def verify_pair(
         accuracy=accuracy,
         distributions=distributions,
         diagnoses=diagnoses,
+        trajectory=trajectory,
     )
 
 

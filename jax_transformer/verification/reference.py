@@ -1,5 +1,6 @@
 """Models in files as a pair: ours, and as the reference `torch_reference` or `transformers`."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,20 +14,26 @@ from jax_transformer.models.parameters import flatten
 from jax_transformer.porting.families.base import Config
 from jax_transformer.porting.families.transformer import RULES
 from jax_transformer.porting.formats.base import Checkpoint
-from jax_transformer.porting.identify import OWN, identify
-from jax_transformer.porting.plan import convert_back, make_plan, run, unwrap
+from jax_transformer.porting.identify import OWN, identify, leaf_shapes
+from jax_transformer.porting.plan import Plan, convert_back, make_plan, run, unwrap
 from jax_transformer.porting.pretrained import Pretrained, from_pretrained
 from jax_transformer.porting.recognise import open_checkpoint
 from jax_transformer.porting.rules import Alias, Rule
 from jax_transformer.porting.stream import stream
-from jax_transformer.verification.face import as_numpy, module_names
-from jax_transformer.verification.pairs import Arrays, Pair
+from jax_transformer.verification.face import as_numpy, carrier, module_names
+from jax_transformer.verification.inputs import revealing_inputs, training_batches
+from jax_transformer.verification.pair import Pair
+from jax_transformer.verification.training.recipe import Recipe, Training
 
-ROWS, LENGTH = 3, 16
 
-
-def load_pair(ours: Path, reference: Path) -> Pair:
+def load_pair(ours: Path, reference: Path, *, steps: int = 0, recipe: Recipe | None = None) -> Pair:
     """Both models, with inputs that reveal.
+
+    Args:
+        ours: what `from_pretrained` reads.
+        reference: the other model.
+        steps: of training; 0: none.
+        recipe: of the training.
 
     Raises:
         InputError: files that cannot be read, or models of two kinds.
@@ -34,7 +41,30 @@ def load_pair(ours: Path, reference: Path) -> Pair:
     model = from_pretrained(ours, "float32")
     checkpoint = open_checkpoint(reference)
     if checkpoint.format == "huggingface":
-        return with_transformers(model, checkpoint)
+        pair, configs = with_transformers(model, checkpoint)
+    else:
+        pair, configs = with_torch_reference(model, checkpoint)
+    if not steps:
+        return pair
+    unused = untrained_ids(pair.theirs)
+    batches = training_batches(*configs, steps=steps, unused=unused)
+    return dataclasses.replace(pair, training=Training(batches=batches, recipe=recipe or Recipe()))
+
+
+def untrained_ids(model: Any) -> set[int]:
+    """Those whose rows an embedding of PyTorch keeps as they are (`padding_idx`), as no token of a
+    text has them."""
+    found = (getattr(module, "padding_idx", None) for module in model.modules())
+    return {index for index in found if index is not None}
+
+
+def with_torch_reference(model: Pretrained, checkpoint: Checkpoint) -> tuple[Pair, list[Config]]:
+    """The pair with a model of `torch_reference`, and the configs of both.
+
+    Raises:
+        InputError: a file that holds none, or one of another kind.
+    """
+    reference = checkpoint.path
     config = model.config
     if checkpoint.format == OWN:
         other = from_pretrained(reference, "float32")
@@ -51,15 +81,20 @@ def load_pair(ours: Path, reference: Path) -> Pair:
             f"{reference} in the format {checkpoint.format} is no reference: give a .pt, a run, a "
             f"ported directory or a Hugging Face folder"
         )
-    inputs, valid = revealing_inputs(model.config, config)
-    return Pair(
+    configs = [model.config, config]
+    inputs, valid = revealing_inputs(*configs)
+    plan = plan_of(theirs)
+    tensors = {name: as_numpy(tensor) for name, tensor in named_parameters(theirs).items()}
+    pair = Pair(
         ours=model.model,
         theirs=theirs,
         inputs=inputs,
         rename=names_of_modules(theirs),
-        their_weights=weights_of(theirs),
+        their_weights={n: np.asarray(v, np.float64) for n, v in run(plan, tensors).items()},
         valid=valid,
+        carry=carrier(plan),
     )
+    return pair, configs
 
 
 def names_of_modules(model: Any) -> Callable[[str], str]:
@@ -174,16 +209,19 @@ def load_state(model: Any, tensors: dict[str, Any], place: Path) -> None:
     model.load_state_dict(tensors, strict=False)
 
 
-def weights_of(model: Any) -> dict[str, np.ndarray]:
-    """The parameters of a `torch_reference` model under our names."""
-    named = model.named_parameters(remove_duplicate=False)
-    tensors = {name: as_numpy(parameter) for name, parameter in named}
-    plan = make_plan(rules_of(model), tensors, None)
-    return {name: np.asarray(v, np.float64) for name, v in run(plan, tensors).items()}
+def plan_of(model: Any) -> Plan:
+    """From the parameters of a `torch_reference` model to ours."""
+    tensors = {name: as_numpy(tensor) for name, tensor in named_parameters(model).items()}
+    return make_plan(rules_of(model), tensors, None)
 
 
-def with_transformers(model: Pretrained, checkpoint: Checkpoint) -> Pair:
-    """The pair with the model of a Hugging Face folder.
+def named_parameters(model: Any) -> dict[str, Any]:
+    """Each under all of its names."""
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def with_transformers(model: Pretrained, checkpoint: Checkpoint) -> tuple[Pair, list[Config]]:
+    """The pair with the model of a Hugging Face folder, and the configs of both.
 
     Raises:
         InputError: `transformers` is not installed, or a model that is no causal language model.
@@ -211,8 +249,12 @@ def with_transformers(model: Pretrained, checkpoint: Checkpoint) -> Pair:
     source = identify(checkpoint)
     check_kind(model.config, source.config, checkpoint.path)
     plan = source.plan()
-    inputs, valid = revealing_inputs(model.config, source.config)
-    return Pair(
+    configs = [model.config, source.config]
+    inputs, valid = revealing_inputs(*configs)
+    rules = source.table.rules(source.config)
+    tensors = {name: as_numpy(tensor) for name, tensor in theirs.state_dict().items()}
+    in_memory = make_plan(rules, tensors, leaf_shapes(source.config))
+    pair = Pair(
         ours=model.model,
         theirs=theirs,
         inputs=inputs,
@@ -223,7 +265,9 @@ def with_transformers(model: Pretrained, checkpoint: Checkpoint) -> Pair:
         },
         torch_call=call_transformers,
         valid=valid,
+        carry=carrier(in_memory),
     )
+    return pair, configs
 
 
 def call_transformers(model: Any, tokens: Any, mask: Any, positions: Any) -> Any:
@@ -234,42 +278,3 @@ def call_transformers(model: Any, tokens: Any, mask: Any, positions: Any) -> Any
     attention = mask[:, 0, 0].long()
     found = model(input_ids=tokens.long(), attention_mask=attention, use_cache=False, **options)
     return found.logits
-
-
-def revealing_inputs(*configs: Config) -> tuple[Arrays, np.ndarray]:
-    """What both models are given, and which tokens count.
-
-    A full row that ends at the last position, one padded on the right, one on the left; ids of
-    the whole vocabulary, or normal numbers for features.
-
-    Raises:
-        InputError: an encoder alone.
-    """
-    length = min(LENGTH, *(config.max_len for config in configs))
-    real = np.ones((ROWS, length), bool)
-    real[1, length - length // 3 :] = False
-    real[2, : length // 3] = False
-    positions = np.maximum(np.cumsum(real, axis=1) - 1, 0)
-    positions[0] += min(config.max_len for config in configs) - length
-    positions = positions.astype(np.int32)
-    padding = real[:, None, None]
-    generator = np.random.default_rng(0)
-
-    def ids(field: str) -> np.ndarray:
-        size = min(getattr(config, field) for config in configs)
-        return generator.integers(0, size, (ROWS, length)).astype(np.int32)
-
-    if isinstance(configs[0], DecoderOnlyConfig):
-        return (ids("vocab_size"), padding, positions), real
-    if not isinstance(configs[0], ModelConfig | EncoderDecoderConfig):
-        raise InputError(f"{type(configs[0]).__name__}: encoders alone are not compared")
-    causal = padding & np.tril(np.ones((length, length), bool))
-    audio = getattr(configs[0], "audio", None)
-    if audio is None:
-        tokens = ids("src_vocab_size"), ids("tgt_vocab_size")
-        return (*tokens, padding, causal, positions, positions), real
-    half = min(LENGTH, audio.max_len)
-    features = generator.standard_normal((ROWS, 2 * half, audio.num_mel_bins))
-    seen = np.ones((ROWS, 1, 1, half), bool)
-    inputs = features.astype(np.float32), ids("tgt_vocab_size"), seen, causal, None, positions
-    return inputs, real

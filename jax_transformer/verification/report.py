@@ -5,8 +5,9 @@ from html import escape
 
 from jax_transformer.training.report_style import STYLE
 from jax_transformer.verification.compare import SAME_FUNCTION
-from jax_transformer.verification.pairs import Report
+from jax_transformer.verification.result import Report
 from jax_transformer.verification.table import Row, rows, shown
+from jax_transformer.verification.training.trajectory import Trajectory
 
 OWN_STYLE = """
 .verdict { font-size: 1.05rem; font-weight: 600; overflow-wrap: anywhere; }
@@ -35,7 +36,9 @@ def page(report: Report, title: str) -> str:
             f"<main>{tiles(report)}",
             *causes(report),
             f"<h2>Error by depth</h2>{depth_chart(report)}",
-            f'<h2>Modules</h2><div class="card scroll">{table(report, found)}</div></main>',
+            f'<h2>Modules</h2><div class="card scroll">{table(report, found)}</div>',
+            *training_steps(report.trajectory),
+            "</main>",
         )
     )
     return f"""<!doctype html>
@@ -86,7 +89,7 @@ def causes(report: Report) -> list[str]:
         f'<div class="card"><h3><code>{escape(each.module or "the model itself")}</code>, off by '
         f"{each.error:.1e} at <code>{escape(each.point)}</code></h3>"
         f"<p>{marked(each.sentence)}</p></div>"
-        for each in report.diagnoses
+        for each in report.causes
     ]
     cards += [f'<div class="card"><p>{escape(each)}</p></div>' for each in report.problems]
     return ["<h2>Causes</h2>", *cards] if cards else []
@@ -147,3 +150,33 @@ def table(report: Report, found: list[Row]) -> str:
         f'<table class="modules"><thead><tr><th>module</th>{head}<th>verdict</th></tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table>"
     )
+
+
+def training_steps(trajectory: Trajectory | None) -> list[str]:
+    """How far both sides are apart after each step of training."""
+    if trajectory is None:
+        return []
+    names = ("loss", "off by", "gradient norm", "off by", "moments", "parameters")
+    head = "".join(f'<th class="number">{name}</th>' for name in names)
+    lines = []
+    for step, (loss, norm) in enumerate(
+        zip(trajectory.losses, trajectory.gradient_norms, strict=True), 1
+    ):
+        numbers = [
+            f"{loss:.4f}",
+            shown(trajectory.worst(step, "loss")[1]),
+            f"{norm:.4g}",
+            shown(trajectory.worst(step, "gradient norm")[1]),
+            shown(trajectory.worst(step, "first moment", "second moment")[1]),
+            shown(trajectory.worst(step, "parameter")[1]),
+        ]
+        cells = "".join(f'<td class="number">{number}</td>' for number in numbers)
+        apart = trajectory.parting is not None and step >= trajectory.parting.step
+        kind = ' class="off"' if apart else ""
+        lines.append(f"<tr{kind}><td>{step}</td>{cells}</tr>")
+    return [
+        "<h2>Training in float64</h2>",
+        f"<p>{marked(trajectory.verdict)}</p>",
+        f'<div class="card scroll"><table class="modules"><thead><tr><th>step</th>{head}</tr>'
+        f"</thead><tbody>{''.join(lines)}</tbody></table></div>",
+    ]

@@ -8,7 +8,8 @@ from rich.table import Table
 from jax_transformer.verification.capture import module_of
 from jax_transformer.verification.compare import SAME_FUNCTION
 from jax_transformer.verification.face import explanation
-from jax_transformer.verification.pairs import Report
+from jax_transformer.verification.result import Report
+from jax_transformer.verification.training.trajectory import Trajectory
 
 
 def module_table(report: Report) -> Table:
@@ -30,6 +31,31 @@ def module_table(report: Report) -> Table:
             cells.append(shown(row.gradient))
         style = "" if row.verdict == "same" else "bold red"
         table.add_row(*cells, row.verdict, style=style)
+    return table
+
+
+def steps_table(trajectory: Trajectory) -> Table:
+    """The training steps: the reference's loss and gradient norm, and how far ours are off."""
+    table = Table(title="training in float64", title_justify="left")
+    for name in ("step", "loss", "off by", "gradient norm", "off by", "moments", "parameters"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    parting = trajectory.parting
+    for step, (loss, norm) in enumerate(
+        zip(trajectory.losses, trajectory.gradient_norms, strict=True), 1
+    ):
+        apart = parting is not None and step >= parting.step
+        table.add_row(
+            str(step),
+            f"{loss:.4f}",
+            shown(trajectory.worst(step, "loss")[1]),
+            f"{norm:.4g}",
+            shown(trajectory.worst(step, "gradient norm")[1]),
+            shown(trajectory.worst(step, "first moment", "second moment")[1]),
+            shown(trajectory.worst(step, "parameter")[1]),
+            "apart" if apart else "together",
+            style="bold red" if apart else "",
+        )
     return table
 
 

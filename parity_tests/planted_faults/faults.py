@@ -1,6 +1,5 @@
 """The faults: each a small change to a correct pair, with the module and the cause to be named."""
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,30 +8,10 @@ import numpy as np
 import torch
 
 from jax_transformer.config import RotaryConfig
-from parity_tests.planted_faults import plant
+from parity_tests.planted_faults import plant, training_faults
+from parity_tests.planted_faults.fault import Fault
 from parity_tests.planted_faults.models import D, T
-from parity_tests.planted_faults.plant import Plant
 from torch_reference.layers import attention, feedforward
-
-
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    """A fault and what is to be said of it."""
-
-    kind: str
-    """Of the diagnosis; "unknown": none may be named; "gradient": in the derivative only."""
-    model: str
-    module: str
-    plant: Plant
-
-    @property
-    def kinds(self) -> set[str]:
-        """Several with " + " between them are to be named together."""
-        return set() if self.kind == "unknown" else set(self.kind.split(" + "))
-
-    @property
-    def label(self) -> str:
-        return f"{self.kind} in {self.model}, {self.module or 'the model'}"
 
 
 def layer_faults() -> Iterator[Fault]:
@@ -382,4 +361,5 @@ FAULTS = (
     *unknown_faults(),
     *pair_faults(),
     *gradient_faults(),
+    *training_faults.FAULTS,
 )

@@ -11,8 +11,12 @@ from flax import nnx
 from jax_transformer.config import DecoderOnlyConfig, LayerConfig, ModelConfig, RotaryConfig
 from jax_transformer.models.decoder_only import DecoderOnly
 from jax_transformer.models.encoder_decoder import Transformer
-from jax_transformer.verification.pairs import Pair, parameters
-from jax_transformer.verification.reference import names_of_modules
+from jax_transformer.verification.face import carrier
+from jax_transformer.verification.inputs import Batch, next_tokens
+from jax_transformer.verification.pair import Pair
+from jax_transformer.verification.pairs import parameters
+from jax_transformer.verification.reference import names_of_modules, plan_of
+from jax_transformer.verification.training.recipe import Training
 from parity_tests.harness import carry, randomize
 from torch_reference.models import decoder_only as reference_decoder_only
 from torch_reference.models import encoder_decoder as reference_encoder_decoder
@@ -142,20 +146,41 @@ def correct(name: str, seed: int = 0) -> Pair:
         their_weights={
             name: np.asarray(leaf, np.float64) for name, leaf in parameters(ours).items()
         },
+        carry=carrier(plan_of(reference)),
     )
 
 
-def inputs_of(config: DecoderOnlyConfig | ModelConfig) -> tuple[np.ndarray | None, ...]:
+@functools.cache
+def trained(name: str) -> Pair:
+    """The same with a training of a few steps."""
+    pair = correct(name)
+    return dataclasses.replace(pair, training=Training(batches=batches_of(CONFIGS[name])))
+
+
+def batches_of(config: DecoderOnlyConfig | ModelConfig, steps: int = 3) -> tuple[Batch, ...]:
+    """Four rows each, the last of three tokens."""
+    real = np.concatenate([REAL, np.arange(T)[None] < 3])
+    batches = []
+    for seed in range(1, steps + 1):
+        inputs = inputs_of(config, real, seed)
+        written = inputs[0 if isinstance(config, DecoderOnlyConfig) else 1]
+        batches.append(Batch(inputs, next_tokens(written, real)))
+    return tuple(batches)
+
+
+def inputs_of(
+    config: DecoderOnlyConfig | ModelConfig, real: np.ndarray = REAL, seed: int = 0
+) -> tuple[np.ndarray | None, ...]:
     """Padding on both sides, and a row near the end of the position table (not at it, so that
     positions may be moved by two)."""
-    generator = np.random.default_rng(0)
-    tokens = generator.integers(1, V, (B, T)).astype(np.int32)
-    positions = np.maximum(np.cumsum(REAL, axis=1) - 1, 0)
+    generator = np.random.default_rng(seed)
+    tokens = generator.integers(1, V, real.shape).astype(np.int32)
+    positions = np.maximum(np.cumsum(real, axis=1) - 1, 0)
     positions[0] += MAX_LEN - T - 2
     positions = positions.astype(np.int32)
-    padding = REAL[:, None, None]
+    padding = real[:, None, None]
     if isinstance(config, DecoderOnlyConfig):
         return tokens, padding, positions
-    target = generator.integers(1, V, (B, T)).astype(np.int32)
+    target = generator.integers(1, V, real.shape).astype(np.int32)
     causal = padding & np.tril(np.ones((T, T), bool))
     return tokens, target, padding, causal, positions, positions

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from flax import nnx
 
-from jax_transformer.verification.pairs import Pair, parameters
+from jax_transformer.verification.pair import Pair
+from jax_transformer.verification.pairs import parameters
 
 Plant = Callable[[Pair], Pair]
 Change = Callable[[Any], Any]

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from jax_transformer.verification.diagnose import Diagnosis
-from jax_transformer.verification.pairs import Report, verify_pair
+from jax_transformer.verification.pairs import verify_pair
+from jax_transformer.verification.result import Report
 from parity_tests.harness import unchecked
-from parity_tests.planted_faults.faults import FAULTS, Fault
-from parity_tests.planted_faults.models import CONFIGS, correct
+from parity_tests.planted_faults.fault import Fault, said
+from parity_tests.planted_faults.faults import FAULTS
+from parity_tests.planted_faults.models import CONFIGS, trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,21 +26,23 @@ class Result:
         return not self.report.same
 
     @property
-    def first(self) -> Diagnosis | None:
-        return next(iter(self.report.diagnoses), None)
+    def found(self) -> dict[str, set[str]]:
+        """By module, what is named."""
+        return {each.module: set(each.kinds) for each in self.report.causes}
 
     @property
     def localized(self) -> bool:
-        return self.first is not None and self.first.module == self.fault.module
+        return self.found.keys() == self.fault.causes.keys()
 
     @property
     def named(self) -> bool:
-        return self.first is not None and set(self.first.kinds) == self.fault.kinds
+        return self.found == self.fault.causes
 
     @property
     def wrongly_named(self) -> bool:
         """A cause is given, and it is another one."""
-        return self.first is not None and bool(set(self.first.kinds) - self.fault.kinds)
+        expected = self.fault.causes
+        return any(kinds - expected.get(module, set()) for module, kinds in self.found.items())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +64,7 @@ class Score:
         """Those of single faults in the catalogue."""
         return tuple(
             dict.fromkeys(
-                r.fault.kind
-                for r in self.results
-                if r.fault.kind != "unknown" and len(r.fault.kinds) == 1
+                r.fault.kind for r in self.results if r.fault.kind != "unknown" and single(r.fault)
             )
         )
 
@@ -74,6 +75,11 @@ class Score:
         return sum(self.share(lambda r: r.named, (kind,)) == 1 for kind in kinds) / len(kinds)
 
 
+def single(fault: Fault) -> bool:
+    """Whether it is one fault alone."""
+    return len(fault.causes) == 1 and " + " not in fault.kind
+
+
 def evaluate(progress: Callable[[str], None] = lambda message: None) -> Score:
     """Plant every fault in turn, and verify every correct model."""
     start = time.perf_counter()
@@ -81,14 +87,13 @@ def evaluate(progress: Callable[[str], None] = lambda message: None) -> Score:
         results = []
         for fault in FAULTS:
             progress(fault.label)
-            pair = fault.plant(correct(fault.model))
-            backward = fault.kind == "gradient"
-            report = verify_pair(pair, dtype=None, backward=backward, most=1)
+            backward, most = fault.kind == "gradient", len(fault.causes)
+            report = verify_pair(fault.pair(), dtype=None, backward=backward, most=most)
             results.append(Result(fault, report))
         alarms = []
         for name in CONFIGS:
             progress(f"no fault in {name}")
-            if not verify_pair(correct(name), backward=True).same:
+            if not verify_pair(trained(name)).same:
                 alarms.append(name)
     seconds = time.perf_counter() - start
     return Score(tuple(results), tuple(alarms), len(CONFIGS), seconds)
@@ -100,9 +105,9 @@ def table(score: Score) -> Table:
     shown.add_column("kind")
     for column in ("faults", "caught", "localised", "named"):
         shown.add_column(column, justify="right")
-    for kind in dict.fromkeys(r.fault.kind for r in score.results):
-        chosen = [r for r in score.results if r.fault.kind == kind]
-        shown.add_row(kind, *counts(chosen))
+    for name in dict.fromkeys(r.fault.name for r in score.results):
+        chosen = [r for r in score.results if r.fault.name == name]
+        shown.add_row(name, *counts(chosen))
     shown.add_section()
     shown.add_row("all", *counts(score.results))
     return shown
@@ -117,8 +122,7 @@ def counts(results: Sequence[Result]) -> list[str]:
 def misses(score: Score) -> list[str]:
     """A line for each fault that is not found as it should be."""
     return [
-        f"{r.fault.label}: {'caught' if r.caught else 'NOT CAUGHT'}, "
-        + (f"{r.first.module}: {' + '.join(r.first.kinds) or 'unknown'}" if r.first else "nowhere")
+        f"{r.fault.label}: {'caught' if r.caught else 'NOT CAUGHT'}, {said(r.found) or 'nowhere'}"
         for r in score.results
         if not (r.caught and r.localized and r.named)
     ]

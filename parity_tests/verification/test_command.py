@@ -47,10 +47,18 @@ def test_a_folder_is_the_same_as_itself(llama, tmp_path, capsys):
     assert report["gradients"]["layers.0.norm1:in"] < 1e-12
 
 
-def test_another_model_of_transformers(tmp_path, capsys):
+def test_another_model_of_transformers_and_its_training(tmp_path, capsys):
     folder = save(GPT2, tmp_path / "gpt2")
-    assert run(folder, folder, "--dtype", "none") == 0
-    assert "the same function" in capsys.readouterr().out
+    files = tmp_path / "report.json", tmp_path / "page.html"
+    flags = ("--steps", 2, "--json", files[0], "--html", files[1])
+    assert run(folder, folder, "--dtype", "none", *flags) == 0
+    printed = capsys.readouterr().out
+    assert "the same function, trained alike for 2 steps" in printed
+    assert printed.count("together") == 2
+    trajectory = json.loads(files[0].read_text())["trajectory"]
+    assert trajectory["parting"] is None
+    assert trajectory["errors"][1]["parameter"]["layers.1.ffn.linear2.kernel"] < 1e-12
+    assert "<h2>Training in float64</h2>\n<p>trained alike for 2 steps</p>" in files[1].read_text()
 
 
 def test_a_config_that_was_not_taken_over_is_named(llama, tmp_path, capsys):
@@ -90,6 +98,8 @@ def test_what_cannot_be_compared_is_one_line_and_code_2(llama, tmp_path, capsys)
         ((llama, llama, "--json", tmp_path / "there.json"), "is there already"),
         ((llama, llama, "--json", missing / "x.json"), "is no directory"),
         ((llama, llama, "--dtype", "int8"), "dtype"),
+        ((llama, llama, "--steps", "0"), "--steps 0: must be at least 1"),
+        ((llama, llama, "--steps", "x"), "--steps: 'x' is not a whole number"),
         ((llama,), "REFERENCE"),
     ):
         assert run(*arguments) == 2
