@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jax_transformer.verification.face import assert_same_function, compare_modules, verify
+    from jax_transformer.verification.function import point
     from jax_transformer.verification.inputs import Batch
     from jax_transformer.verification.pair import Pair
     from jax_transformer.verification.result import Report
@@ -18,6 +19,7 @@ PLACES = {
     "Training": "training.recipe",
     "assert_same_function": "face",
     "compare_modules": "face",
+    "point": "function",
     "verify": "face",
 }
 
@@ -29,6 +31,7 @@ __all__ = [
     "Training",
     "assert_same_function",
     "compare_modules",
+    "point",
     "verify",
 ]
 

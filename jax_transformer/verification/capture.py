@@ -116,6 +116,9 @@ def torch_points(model: Any, rename: Callable[[str], str | None]) -> Generator[d
         rename: from the model's names of modules to those of the JAX side; None for modules that
             it does not have.
     """
+    from torch import nn
+
+    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     points: dict[str, Any] = {}
     names = Names()
     open_calls: list[str] = []
@@ -138,7 +141,8 @@ def torch_points(model: Any, rename: Callable[[str], str | None]) -> Generator[d
     hooks = []
     for theirs, module in model.named_modules():
         name = rename(theirs) if theirs else None
-        if name is not None:
+        # A convolution of PyTorch has channels first, one of JAX last: what is around is compared.
+        if name is not None and not isinstance(module, convolutions):
             hooks.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
             hooks.append(module.register_forward_hook(leave, with_kwargs=True))
     try:

@@ -19,14 +19,15 @@ ALLOWED_ULP = 4.0
 
 def relative_error(found: Any, expected: Any, valid: np.ndarray | None = None) -> float:
     """`|found - expected| / |expected|` (Euclidean norms); inf for NaN or infinity on either side,
-    and for another shape, unless it has as many elements for each row: then in the same order.
+    and for another shape, unless it has as many elements for each row, or one row for all: then
+    in the same order.
 
     Args:
         valid: `[B, T]`, True at the tokens that count: arrays that begin with these axes are
             compared there only.
     """
     found, expected = np.asarray(found), np.asarray(expected)
-    if found.size != expected.size or found.shape[:1] != expected.shape[:1]:
+    if found.size != expected.size or found.shape[:1] not in (expected.shape[:1], (1,)):
         return np.inf
     found = found.reshape(expected.shape)
     found, expected = at_valid(found, valid), at_valid(expected, valid)

@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.models.parameters import flatten, split, unflatten
 from jax_transformer.porting.operations import AddConstant
 from jax_transformer.porting.plan import Plan, Table, make_plan, run, sources_of
+from jax_transformer.verification.function import Function, nested
 from jax_transformer.verification.inputs import Arrays
 from jax_transformer.verification.pair import Pair
 from jax_transformer.verification.pairs import verify_pair
@@ -60,10 +62,12 @@ def verify(
 
 def compare_modules(
     torch_module: Any,
-    jax_module: nnx.Module,
+    jax_callable: nnx.Module | Callable[..., Any],
     mapping: Table,
     inputs: Arrays,
     *,
+    parameters: Any = None,
+    modules: Mapping[str, str] = MappingProxyType({}),
     torch_call: Callable[..., Any] = lambda module, *inputs: module(*inputs),
     valid: np.ndarray | None = None,
     dtype: str | None = "float32",
@@ -72,16 +76,21 @@ def compare_modules(
 ) -> Report:
     """Compare a pair of modules that need not be of this library.
 
-    The JAX module gets the weights of the PyTorch one through `mapping`; which of their modules
+    The JAX side gets the weights of the PyTorch one through `mapping`; which of their modules
     correspond follows from where these go: those that hold parameters, and numbered ones (layers)
-    that hold the same ones.
+    that hold the same ones. A function's modules are the points that it names with `point`, and
+    those of `flax.linen`.
 
     Args:
         torch_module: an `nn.Module`; it is left as it is.
-        jax_module: an `nnx.Module`, called as `jax_module(*inputs)`; it is left as it is, and its
-            parameters need not be real (`nnx.eval_shape`).
+        jax_callable: an `nnx.Module`, called as `jax_callable(*inputs)` (it is left as it is, and
+            its parameters need not be real: `nnx.eval_shape`), or a function, called as
+            `jax_callable(parameters, *inputs)`.
         mapping: porting rules from PyTorch's names to those of the JAX side.
         inputs: arrays, or None.
+        parameters: of a function: any pytree of arrays or shapes, whose names are paths with dots;
+            None: dicts in dicts, by the names of the mapping.
+        modules: further modules that correspond: PyTorch's names to those of the JAX side.
         torch_call: how the PyTorch side is called with tensors, and what of its result counts.
         valid: `[B, T]`, True at the tokens that count; None: all.
         dtype: of the run that accuracy is measured in; None: float64 alone.
@@ -89,22 +98,19 @@ def compare_modules(
         training: how both sides are trained, and on what; None: they are not.
 
     Raises:
-        InputError: a JAX side that is no module, or rules that do not fit the two.
+        InputError: a JAX side that cannot be called, or rules that do not fit the two.
     """
-    if not isinstance(jax_module, nnx.Module):
-        raise InputError(
-            f"jax_module is a {type(jax_module).__name__}: give an nnx.Module, whose calls can be "
-            f"followed"
-        )
     tensors = {name: as_numpy(tensor) for name, tensor in torch_module.state_dict().items()}
+    jax_module = as_module(jax_callable, parameters, mapping, tensors, inputs)
     plan = make_plan(mapping, tensors, target_shapes(jax_module, mapping, tensors))
     weights = run(plan, tensors)
+    names = module_names(plan) | dict(modules)
     pair = Pair(
         ours=with_weights(jax_module, weights),
         theirs=torch_module,
         inputs=tuple(inputs),
-        rename=module_names(plan).get,
-        their_weights={name: np.asarray(value, np.float64) for name, value in weights.items()},
+        rename=names.get,
+        their_weights=weights,
         torch_call=torch_call,
         valid=valid,
         carry=carrier(plan),
@@ -113,9 +119,35 @@ def compare_modules(
     return verify_pair(pair, dtype=dtype, backward=backward)
 
 
+def as_module(
+    jax_callable: Any,
+    parameters: Any,
+    mapping: Table,
+    tensors: Mapping[str, np.ndarray],
+    inputs: Arrays,
+) -> nnx.Module:
+    """The JAX side as a module.
+
+    Raises:
+        InputError: it is neither a module nor a function, or a module with `parameters`.
+    """
+    if isinstance(jax_callable, nnx.Module):
+        if parameters is not None:
+            raise InputError("parameters= is for a function: a module has its own")
+        return jax_callable
+    if not callable(jax_callable):
+        raise InputError(
+            f"jax_callable is a {type(jax_callable).__name__}: give an nnx.Module, or a "
+            f"function of parameters and inputs"
+        )
+    if parameters is None:
+        parameters = nested(run(make_plan(mapping, tensors, None), tensors))
+    return Function(jax_callable, parameters, tuple(inputs))
+
+
 def assert_same_function(
     torch_module: Any,
-    jax_module: nnx.Module,
+    jax_callable: nnx.Module | Callable[..., Any],
     mapping: Table,
     inputs: Arrays,
     **options: Any,
@@ -127,7 +159,7 @@ def assert_same_function(
         AssertionError: they do not.
         InputError: they cannot be compared.
     """
-    report = compare_modules(torch_module, jax_module, mapping, inputs, **options)
+    report = compare_modules(torch_module, jax_callable, mapping, inputs, **options)
     if not report.same:
         raise AssertionError(explanation(report))
 
@@ -216,11 +248,17 @@ def owner(name: str) -> str:
 
 
 def leaf_modules(ways: Ways) -> list[tuple[str, str]]:
-    """Modules with parameters of their own that correspond one to one."""
+    """Modules with parameters of their own that correspond one to one, and so does what is inside
+    them."""
     pairs = {(owner(s), owner(t)) for sources, targets in ways for s in sources for t in targets}
     theirs, ours = [one for one, _ in pairs], [two for _, two in pairs]
     return [
-        (one, two) for one, two in pairs if one and theirs.count(one) == 1 and ours.count(two) == 1
+        (one, two)
+        for one, two in pairs
+        if one
+        and theirs.count(one) == 1
+        and ours.count(two) == 1
+        and all(s.startswith(f"{one}.") == t.startswith(f"{two}.") for s, t in pairs)
     ]
 
 

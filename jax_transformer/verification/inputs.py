@@ -1,6 +1,7 @@
 """What both models are given: inputs under which faults show."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -8,8 +9,7 @@ import numpy as np
 from jax_transformer.config import (
     IGNORED_LABEL,
     DecoderOnlyConfig,
-    EncoderDecoderConfig,
-    ModelConfig,
+    EncoderOnlyConfig,
 )
 from jax_transformer.errors import InputError
 from jax_transformer.porting.families.base import Config
@@ -28,7 +28,12 @@ class Batch(NamedTuple):
 
 
 def revealing_inputs(
-    *configs: Config, rows: int = ROWS, seed: int = 0, unused: Collection[int] = ()
+    *configs: Config,
+    rows: int = ROWS,
+    seed: int = 0,
+    unused: Collection[int] = (),
+    length: int = LENGTH,
+    frames: int | None = None,
 ) -> tuple[Arrays, np.ndarray]:
     """What both models are given, and which tokens count.
 
@@ -36,10 +41,15 @@ def revealing_inputs(
     ones of two tokens; ids of the whole vocabulary, but for those `unused`, or normal numbers for
     features.
 
-    Raises:
-        InputError: an encoder alone.
+    Args:
+        configs: of both models.
+        rows: how many, at least 3.
+        seed: of the draws.
+        unused: ids that no row has.
+        length: of a row of tokens, if the models have as many positions.
+        frames: of a row of features; None: a few.
     """
-    length = min(LENGTH, *(config.max_len for config in configs))
+    length = min(length, *(config.max_len for config in configs))
     real = np.ones((rows, length), bool)
     real[1, length - length // 3 :] = False
     real[2, : length // 3] = False
@@ -57,14 +67,14 @@ def revealing_inputs(
 
     if isinstance(configs[0], DecoderOnlyConfig):
         return (ids("vocab_size"), padding, positions), real
-    if not isinstance(configs[0], ModelConfig | EncoderDecoderConfig):
-        raise InputError(f"{type(configs[0]).__name__}: encoders alone are not compared")
+    if isinstance(configs[0], EncoderOnlyConfig):
+        return (ids("vocab_size"), padding, ids("token_types"), positions), real
     causal = padding & np.tril(np.ones((length, length), bool))
     audio = getattr(configs[0], "audio", None)
     if audio is None:
         tokens = ids("src_vocab_size"), ids("tgt_vocab_size")
         return (*tokens, padding, causal, positions, positions), real
-    half = min(LENGTH, audio.max_len)
+    half = min(LENGTH, audio.max_len) if frames is None else frames // 2
     features = generator.standard_normal((rows, 2 * half, audio.num_mel_bins))
     seen = np.ones((rows, 1, 1, half), bool)
     inputs = features.astype(np.float32), ids("tgt_vocab_size"), seen, causal, None, positions
@@ -72,7 +82,10 @@ def revealing_inputs(
 
 
 def training_batches(
-    *configs: Config, steps: int, unused: Collection[int] = ()
+    *configs: Config,
+    steps: int,
+    unused: Collection[int] = (),
+    draw: Callable[..., tuple[Arrays, np.ndarray]] = revealing_inputs,
 ) -> tuple[Batch, ...]:
     """As many batches: rows as `revealing_inputs` has them, and a short one, each real token to be
     predicted from those before it.
@@ -81,13 +94,16 @@ def training_batches(
         configs: of both models.
         steps: the number of batches.
         unused: ids that no batch has.
+        draw: makes the inputs of a batch.
 
     Raises:
         InputError: an encoder alone.
     """
+    if isinstance(configs[0], EncoderOnlyConfig):
+        raise InputError("encoders alone are not trained here: leave out the steps of training")
     batches = []
     for step in range(steps):
-        inputs, real = revealing_inputs(*configs, rows=ROWS + 1, seed=step + 1, unused=unused)
+        inputs, real = draw(*configs, rows=ROWS + 1, seed=step + 1, unused=unused)
         written = inputs[0 if isinstance(configs[0], DecoderOnlyConfig) else 1]
         batches.append(Batch(inputs, next_tokens(written, real)))
     return tuple(batches)
@@ -100,3 +116,20 @@ def next_tokens(tokens: np.ndarray | None, real: np.ndarray) -> np.ndarray:
     both = real[:, :-1] & real[:, 1:]
     labels[:, :-1][both] = tokens[:, 1:][both]
     return labels
+
+
+def check_kind(ours: Config, theirs: Config, reference: Path) -> None:
+    """Refuse to compare a translator with a language model, or what reads sound with what does not.
+
+    Raises:
+        InputError: two kinds.
+    """
+    if type(ours) is not type(theirs):
+        raise InputError(
+            f"{reference} holds a model of {type(theirs).__name__}, the other of "
+            f"{type(ours).__name__}: give two of one kind"
+        )
+    sources = [getattr(config, "audio", None) for config in (ours, theirs)]
+    if sources[0] != sources[1]:
+        read = [str(source or "tokens") for source in sources]
+        raise InputError(f"{reference} reads {read[1]}, the other {read[0]}: give two of one kind")

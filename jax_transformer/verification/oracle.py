@@ -1,6 +1,7 @@
 """Float64 on both sides: the judge of which is right."""
 
 import contextlib
+import copy
 import sys
 from collections.abc import Generator, Iterable
 from types import ModuleType
@@ -19,6 +20,36 @@ class WideTorch:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._torch, name)
+
+
+@contextlib.contextmanager
+def in_dtype(model: Any, dtype: Any) -> Generator[Any]:
+    """Inside, the PyTorch `model` in that dtype and in evaluation mode; after it, as it was.
+
+    A float32 model is widened where it is, and narrowed again, which is exact: there is never a
+    second one in memory. Of others a copy is made.
+    """
+    import torch
+
+    floats = [tensor for tensor in model.state_dict().values() if tensor.is_floating_point()]
+    exact = dtype in (torch.float32, torch.float64)
+    if not (exact and all(tensor.dtype == torch.float32 for tensor in floats)):
+        yield copy.deepcopy(model).to(dtype).eval()
+        return
+    training = {module: module.training for module in model.modules()}
+    buffers = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    try:
+        yield model.to(dtype).eval()
+    finally:
+        model.to(torch.float32)
+        for module, name, buffer in buffers:
+            setattr(module, name, buffer)
+        for module, mode in training.items():
+            module.training = mode
 
 
 @contextlib.contextmanager

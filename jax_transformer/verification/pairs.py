@@ -1,6 +1,5 @@
 """Do two models compute the same numbers, and if not, where and why not."""
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +25,7 @@ from jax_transformer.verification.compare import (
     relative_error,
 )
 from jax_transformer.verification.diagnose import Diagnosis, Weights, diagnose
+from jax_transformer.verification.histogram import Histogram, make_histogram
 from jax_transformer.verification.localize import (
     Comparison,
     FedCall,
@@ -33,7 +33,7 @@ from jax_transformer.verification.localize import (
     compare_forward,
     culprit,
 )
-from jax_transformer.verification.oracle import float64_throughout
+from jax_transformer.verification.oracle import float64_throughout, in_dtype
 from jax_transformer.verification.pair import Pair
 from jax_transformer.verification.result import Report
 from jax_transformer.verification.training.trajectory import compare_training
@@ -60,13 +60,13 @@ def verify_pair(
     progress("reference in float64")
     wide, record = reference_run(pair, backward=backward)
     with jax.enable_x64(True):
+        progress("JAX in float64")
         model = with_their_rounding(cast_model(pair.ours, jnp.float64), pair.their_weights)
         inputs = [as_jax(each, jnp.float64) for each in pair.inputs]
 
         def run(model: nnx.Module) -> jax.Array:
-            return model(*inputs)
+            return pair.jax_call(model, *inputs)
 
-        progress("JAX in float64")
         output_error = relative_error(run(model), wide, pair.valid)
         _, comparison = compare_forward(model, run, record, pair.valid)
         comparison.calls[""] = FedCall(model, tuple(inputs), {})
@@ -82,10 +82,16 @@ def verify_pair(
                 pair, model, models_differ=bool(diagnoses), progress=progress
             )
     accuracy: dict[str, Accuracy] = {}
-    distributions = None
+    distributions, histogram = None, None
+    fault = diagnoses[0].point if diagnoses else None
     if dtype is not None:
         progress(f"both in {dtype}")
-        accuracy, distributions = narrow_runs(pair, record, wide, dtype)
+        accuracy, distributions, histogram = narrow_runs(pair, record, wide, dtype, fault)
+    elif fault in record.points:
+        with jax.enable_x64(True):
+            ours, _ = own_points(pair, "float64")
+        truth = record.points[fault]
+        histogram = make_histogram(fault, "float64", truth, ours[fault], truth, pair.valid)
     return Report(
         parameters=sizes(pair),
         problems=tuple(problems),
@@ -96,6 +102,7 @@ def verify_pair(
         accuracy=accuracy,
         distributions=distributions,
         diagnoses=diagnoses,
+        histogram=histogram,
         trajectory=trajectory,
     )
 
@@ -107,8 +114,9 @@ def with_their_rounding(model: nnx.Module, theirs: Mapping[str, np.ndarray]) -> 
     ours = flatten(params)
     for name, weight in theirs.items():
         if name in ours and ours[name].shape == weight.shape:
-            mine = np.asarray(ours[name], np.float64)
-            if (np.abs(mine - weight) <= np.spacing(np.abs(weight).astype(np.float32))).all():
+            apart = np.abs(np.asarray(ours[name], np.float64) - weight)
+            ulp = np.spacing(np.abs(weight).astype(np.float32))
+            if apart.any() and (apart <= ulp).all():
                 ours[name] = jnp.asarray(weight, ours[name].dtype)
     return nnx.merge(graphdef, unflatten(ours, params), buffers)
 
@@ -116,12 +124,15 @@ def with_their_rounding(model: nnx.Module, theirs: Mapping[str, np.ndarray]) -> 
 def accounts(pair: Pair) -> list[str]:
     """Parameters that one side has and the other lacks, or in another shape or dtype."""
     ours = parameters(pair.ours)
+    buffers = flatten(split(pair.ours)[2])
     if not pair.their_weights:
         return []
     problems = [
         f"{name} is not in the reference" for name in ours if name not in pair.their_weights
     ]
     for name, theirs in pair.their_weights.items():
+        if name in buffers:
+            continue  # a table that is no parameter here: what it does is compared
         if name not in ours:
             problems.append(f"{name} is only in the reference")
         elif ours[name].shape != theirs.shape:
@@ -168,11 +179,10 @@ def reference_run(pair: Pair, *, backward: bool) -> tuple[np.ndarray, Record]:
     """The reference's output in float64, and all its points."""
     import torch
 
-    model = in_dtype(pair.theirs, torch.float64)
     inputs = [as_torch(each, torch.float64) for each in pair.inputs]
     outputs: list[Any] = []
 
-    def run() -> Any:
+    def run(model: Any) -> Any:
         output = pair.torch_call(model, *inputs)
         outputs.append(output.detach())
         if not backward:
@@ -180,8 +190,8 @@ def reference_run(pair: Pair, *, backward: bool) -> tuple[np.ndarray, Record]:
         weights = torch.from_numpy(cotangent(tuple(output.shape)))
         return (output * (weights if pair.valid is None else at_valid(weights, pair.valid))).sum()
 
-    with float64_throughout(model):
-        _, record = torch_record(model, run, pair.rename, backward=backward)
+    with in_dtype(pair.theirs, torch.float64) as model, float64_throughout(model):
+        _, record = torch_record(model, lambda: run(model), pair.rename, backward=backward)
     record.points[":out"] = outputs[0].numpy()
     return record.points[":out"], record
 
@@ -191,11 +201,6 @@ def at_valid(weights: Any, valid: np.ndarray) -> Any:
     import torch
 
     return weights * torch.from_numpy(valid)[..., None]
-
-
-def in_dtype(model: Any, dtype: Any) -> Any:
-    """A copy of a PyTorch model in evaluation mode."""
-    return copy.deepcopy(model).to(dtype).eval()
 
 
 def explain(
@@ -283,16 +288,17 @@ def explain_backward(
 
 
 def narrow_runs(
-    pair: Pair, wide: Record, output: np.ndarray, dtype: str
-) -> tuple[dict[str, Accuracy], Distributions | None]:
-    """Each side by itself in `dtype`, against the reference in float64."""
+    pair: Pair, wide: Record, output: np.ndarray, dtype: str, fault: str | None
+) -> tuple[dict[str, Accuracy], Distributions | None, Histogram | None]:
+    """Each side by itself in `dtype`, against the reference in float64; the histogram is of the
+    point `fault`, or of the one where ours is the least accurate beside theirs."""
     import torch
 
-    model = in_dtype(pair.theirs, getattr(torch, dtype))
     inputs = [as_torch(each, getattr(torch, dtype)) for each in pair.inputs]
-    result, theirs = torch_record(
-        model, lambda: pair.torch_call(model, *inputs), pair.rename, backward=False
-    )
+    with in_dtype(pair.theirs, getattr(torch, dtype)) as model:
+        result, theirs = torch_record(
+            model, lambda: pair.torch_call(model, *inputs), pair.rename, backward=False
+        )
     theirs.points[":out"] = result
     ours, found = own_points(pair, dtype)
     accuracy = {}
@@ -303,9 +309,13 @@ def narrow_runs(
                 relative_error(widened(theirs.points[point]), truth, pair.valid),
                 dtype,
             )
-    if output.ndim != 3:
-        return accuracy, None
-    return accuracy, compare_logits(found, output, pair.valid)
+    worst = fault or max(accuracy, key=lambda point: accuracy[point].ratio, default=None)
+    histogram = None
+    if worst in accuracy:
+        sides = ours[worst], widened(theirs.points[worst])
+        histogram = make_histogram(worst, dtype, wide.points[worst], *sides, pair.valid)
+    distributions = compare_logits(found, output, pair.valid) if output.ndim == 3 else None
+    return accuracy, distributions, histogram
 
 
 def widened(array: Any) -> np.ndarray:
@@ -326,6 +336,6 @@ def own_points(pair: Pair, dtype: str) -> tuple[dict[str, np.ndarray], np.ndarra
         return result
 
     with intercepted(model, handle):
-        output = model(*[as_jax(each, dtype) for each in pair.inputs])
+        output = pair.jax_call(model, *[as_jax(each, dtype) for each in pair.inputs])
     points[":out"] = np.asarray(output)
     return points, points[":out"].astype(np.float64)

@@ -1,28 +1,32 @@
 """Models in files as a pair: ours, and as the reference `torch_reference` or `transformers`."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jax_transformer.config import DecoderOnlyConfig, EncoderDecoderConfig, ModelConfig
+from jax_transformer.config import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    EncoderOnlyConfig,
+    ModelConfig,
+)
 from jax_transformer.errors import InputError
 from jax_transformer.models.parameters import flatten
 from jax_transformer.porting.families.base import Config
 from jax_transformer.porting.families.transformer import RULES
 from jax_transformer.porting.formats.base import Checkpoint
-from jax_transformer.porting.identify import OWN, identify, leaf_shapes
+from jax_transformer.porting.identify import OWN
 from jax_transformer.porting.plan import Plan, convert_back, make_plan, run, unwrap
 from jax_transformer.porting.pretrained import Pretrained, from_pretrained
 from jax_transformer.porting.recognise import open_checkpoint
 from jax_transformer.porting.rules import Alias, Rule
-from jax_transformer.porting.stream import stream
-from jax_transformer.verification.face import as_numpy, carrier, module_names
-from jax_transformer.verification.inputs import revealing_inputs, training_batches
-from jax_transformer.verification.pair import Pair
+from jax_transformer.verification.face import as_numpy, carrier
+from jax_transformer.verification.hugging_face import given_inputs, with_transformers
+from jax_transformer.verification.inputs import check_kind, revealing_inputs, training_batches
+from jax_transformer.verification.pair import Pair, call, encoded
 from jax_transformer.verification.training.recipe import Recipe, Training
 
 
@@ -41,13 +45,13 @@ def load_pair(ours: Path, reference: Path, *, steps: int = 0, recipe: Recipe | N
     model = from_pretrained(ours, "float32")
     checkpoint = open_checkpoint(reference)
     if checkpoint.format == "huggingface":
-        pair, configs = with_transformers(model, checkpoint)
+        (pair, configs), draw = with_transformers(model, checkpoint), given_inputs
     else:
-        pair, configs = with_torch_reference(model, checkpoint)
+        (pair, configs), draw = with_torch_reference(model, checkpoint), revealing_inputs
     if not steps:
         return pair
     unused = untrained_ids(pair.theirs)
-    batches = training_batches(*configs, steps=steps, unused=unused)
+    batches = training_batches(*configs, steps=steps, unused=unused, draw=draw)
     return dataclasses.replace(pair, training=Training(batches=batches, recipe=recipe or Recipe()))
 
 
@@ -83,6 +87,7 @@ def with_torch_reference(model: Pretrained, checkpoint: Checkpoint) -> tuple[Pai
         )
     configs = [model.config, config]
     inputs, valid = revealing_inputs(*configs)
+    reading = encoded if isinstance(config, EncoderOnlyConfig) else call
     plan = plan_of(theirs)
     tensors = {name: as_numpy(tensor) for name, tensor in named_parameters(theirs).items()}
     pair = Pair(
@@ -90,7 +95,9 @@ def with_torch_reference(model: Pretrained, checkpoint: Checkpoint) -> tuple[Pai
         theirs=theirs,
         inputs=inputs,
         rename=names_of_modules(theirs),
-        their_weights={n: np.asarray(v, np.float64) for n, v in run(plan, tensors).items()},
+        their_weights=run(plan, tensors),
+        jax_call=reading,
+        torch_call=reading,
         valid=valid,
         carry=carrier(plan),
     )
@@ -105,23 +112,6 @@ def names_of_modules(model: Any) -> Callable[[str], str]:
     if len(tables) < 2 or tables[0] is not tables[1]:
         return lambda name: name
     return lambda name: "decoder.embedding" if name == "encoder.embedding" else name
-
-
-def check_kind(ours: Config, theirs: Config, reference: Path) -> None:
-    """Refuse to compare a translator with a language model, or what reads sound with what does not.
-
-    Raises:
-        InputError: two kinds.
-    """
-    if type(ours) is not type(theirs):
-        raise InputError(
-            f"{reference} holds a model of {type(theirs).__name__}, the other of "
-            f"{type(ours).__name__}: give two of one kind"
-        )
-    sources = [getattr(config, "audio", None) for config in (ours, theirs)]
-    if sources[0] != sources[1]:
-        read = [str(source or "tokens") for source in sources]
-        raise InputError(f"{reference} reads {read[1]}, the other {read[0]}: give two of one kind")
 
 
 def reference_model(config: Config) -> Any:
@@ -218,63 +208,3 @@ def plan_of(model: Any) -> Plan:
 def named_parameters(model: Any) -> dict[str, Any]:
     """Each under all of its names."""
     return dict(model.named_parameters(remove_duplicate=False))
-
-
-def with_transformers(model: Pretrained, checkpoint: Checkpoint) -> tuple[Pair, list[Config]]:
-    """The pair with the model of a Hugging Face folder, and the configs of both.
-
-    Raises:
-        InputError: `transformers` is not installed, or a model that is no causal language model.
-    """
-    if not isinstance(model.config, DecoderOnlyConfig):
-        raise InputError(
-            f"{checkpoint.path}: of Hugging Face folders causal language models are compared, "
-            f"and this is a {type(model.config).__name__}"
-        )
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise InputError(f"a Hugging Face folder is loaded by transformers: {error}") from None
-    try:
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(
-            checkpoint.path,
-            dtype=torch.float32,
-            attn_implementation="eager",
-            local_files_only=True,
-        ).eval()
-    except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise InputError(f"{checkpoint.path}: transformers cannot load it: {first}") from None
-    source = identify(checkpoint)
-    check_kind(model.config, source.config, checkpoint.path)
-    plan = source.plan()
-    configs = [model.config, source.config]
-    inputs, valid = revealing_inputs(*configs)
-    rules = source.table.rules(source.config)
-    tensors = {name: as_numpy(tensor) for name, tensor in theirs.state_dict().items()}
-    in_memory = make_plan(rules, tensors, leaf_shapes(source.config))
-    pair = Pair(
-        ours=model.model,
-        theirs=theirs,
-        inputs=inputs,
-        rename=module_names(plan).get,
-        their_weights={
-            name: np.asarray(value, np.float64)
-            for name, value in stream(plan, checkpoint.tensors, np.dtype("float32"))
-        },
-        torch_call=call_transformers,
-        valid=valid,
-        carry=carrier(in_memory),
-    )
-    return pair, configs
-
-
-def call_transformers(model: Any, tokens: Any, mask: Any, positions: Any) -> Any:
-    """Logits of a causal language model."""
-    options = {}
-    if "position_ids" in inspect.signature(model.forward).parameters:
-        options["position_ids"] = positions.long()
-    attention = mask[:, 0, 0].long()
-    found = model(input_ids=tokens.long(), attention_mask=attention, use_cache=False, **options)
-    return found.logits

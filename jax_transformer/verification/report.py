@@ -1,28 +1,22 @@
 """A report as one page of HTML that needs nothing else."""
 
-import math
 from html import escape
 
 from jax_transformer.training.report_style import STYLE
+from jax_transformer.verification.charts import CHART_STYLE, depth_chart, histogram_chart
 from jax_transformer.verification.compare import SAME_FUNCTION
+from jax_transformer.verification.histogram import Histogram
 from jax_transformer.verification.result import Report
-from jax_transformer.verification.table import Row, rows, shown
+from jax_transformer.verification.table import Row, label, rows, shown
 from jax_transformer.verification.training.trajectory import Trajectory
 
 OWN_STYLE = """
 .verdict { font-size: 1.05rem; font-weight: 600; overflow-wrap: anywhere; }
 .same { color: var(--green); } .different { color: var(--bad); }
-.depth { width: 100%; height: 240px; display: block; overflow: visible; }
-.depth .limit { stroke: var(--quiet); stroke-dasharray: 4 4; }
-.depth .grid { stroke: var(--line); }
-.depth text { font-size: 11px; fill: var(--quiet); }
-.depth .ok { fill: var(--blue); } .depth .off { fill: var(--bad); }
 .modules td:first-child { white-space: pre; font: 0.85em ui-monospace, monospace; }
+.modules td { vertical-align: baseline; }
 .modules .off td { color: var(--bad); font-weight: 600; }
 """
-
-LOWEST, HIGHEST = -18, 1
-"""Decimal exponents of the chart; what is beyond is drawn at its edge."""
 
 
 def page(report: Report, title: str) -> str:
@@ -35,7 +29,8 @@ def page(report: Report, title: str) -> str:
             f'<p class="verdict {kind}">{marked(report.verdict)}</p></header>',
             f"<main>{tiles(report)}",
             *causes(report),
-            f"<h2>Error by depth</h2>{depth_chart(report)}",
+            f"<h2>Error by depth</h2>{depth_chart(report.errors)}",
+            *worst_tensor(report.histogram),
             f'<h2>Modules</h2><div class="card scroll">{table(report, found)}</div>',
             *training_steps(report.trajectory),
             "</main>",
@@ -49,7 +44,7 @@ def page(report: Report, title: str) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{escape(title)}</title>
-<style>{STYLE}{OWN_STYLE}</style>
+<style>{STYLE}{OWN_STYLE}{CHART_STYLE}</style>
 </head>
 <body>
 {body}
@@ -95,38 +90,12 @@ def causes(report: Report) -> list[str]:
     return ["<h2>Causes</h2>", *cards] if cards else []
 
 
-def depth_chart(report: Report) -> str:
-    """The error at each point in order, each module fed with the reference's values."""
-    width, height = 1000.0, 220.0
-
-    def y(exponent: float) -> float:
-        inside = min(max(exponent, LOWEST), HIGHEST)
-        return height * (HIGHEST - inside) / (HIGHEST - LOWEST)
-
-    drawn = []
-    for exponent in range(-16, 1, 4):
-        line = f'<line class="grid" x1="0" x2="{width:.0f}" y1="{y(exponent):.1f}"'
-        drawn.append(f'{line} y2="{y(exponent):.1f}"/>')
-        drawn.append(
-            f'<text x="-6" y="{y(exponent) + 4:.1f}" text-anchor="end">1e{exponent}</text>'
-        )
-    limit = y(math.log10(SAME_FUNCTION))
-    drawn.append(f'<line class="limit" x1="0" x2="{width:.0f}" y1="{limit:.1f}" y2="{limit:.1f}"/>')
-    step = width / max(len(report.errors), 1)
-    for index, (point, error) in enumerate(report.errors.items()):
-        place = LOWEST if error == 0 else HIGHEST if not math.isfinite(error) else math.log10(error)
-        kind = "ok" if error <= SAME_FUNCTION else "off"
-        drawn.append(
-            f'<circle class="{kind}" cx="{(index + 0.5) * step:.1f}" cy="{y(place):.1f}" r="3">'
-            f"<title>{escape(point)}: {error:.2e}</title></circle>"
-        )
-    worst = max(report.errors.values(), default=0.0)
-    said = f"Relative error at {len(report.errors)} points in order, at most {worst:.1e}"
-    return (
-        f'<figure><p class="unit">relative error in float64, points in order; 0 is drawn at the '
-        f'bottom</p><svg class="depth" viewBox="-45 -8 1050 240" role="img" '
-        f'aria-label="{said}">{"".join(drawn)}</svg></figure>'
-    )
+def worst_tensor(histogram: Histogram | None) -> list[str]:
+    """How the errors of one tensor's elements are distributed."""
+    if histogram is None:
+        return []
+    where = f"<code>{escape(histogram.point)}</code>"
+    return [f"<h2>Elements of {where} in {histogram.dtype}</h2>", histogram_chart(histogram)]
 
 
 def table(report: Report, found: list[Row]) -> str:
@@ -143,7 +112,7 @@ def table(report: Report, found: list[Row]) -> str:
         if report.gradients:
             numbers.append(shown(row.gradient))
         cells = "".join(f'<td class="number">{number}</td>' for number in numbers)
-        name = "  " * row.module.count(".") + (row.module.rpartition(".")[2] or "model")
+        name = "  " * row.module.count(".") + label(row.module)
         kind = "" if row.verdict == "same" else ' class="off"'
         lines.append(f"<tr{kind}><td>{escape(name)}</td>{cells}<td>{escape(row.verdict)}</td></tr>")
     return (

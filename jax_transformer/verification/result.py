@@ -4,6 +4,7 @@ import dataclasses
 
 from jax_transformer.verification.compare import SAME_FUNCTION, Accuracy, Distributions
 from jax_transformer.verification.diagnose import Diagnosis
+from jax_transformer.verification.histogram import Histogram
 from jax_transformer.verification.training.trajectory import Trajectory
 
 
@@ -29,6 +30,9 @@ class Report:
     """Of next tokens, where the output is logits."""
     diagnoses: tuple[Diagnosis, ...]
     """Of the modules that differ, in order."""
+    histogram: Histogram | None = None
+    """Of the tensor where the sides differ first, or where ours is the least accurate beside
+    theirs."""
     trajectory: Trajectory | None = None
     """Of training both sides; None: that was not asked for."""
 

@@ -24,7 +24,7 @@ def module_table(report: Report) -> Table:
     table.add_column("verdict")
     for row in rows(report):
         indent = "  " * row.module.count(".")
-        cells = [f"{indent}{row.module.rpartition('.')[2] or 'model'}", f"{row.error:.1e}"]
+        cells = [f"{indent}{label(row.module)}", f"{row.error:.1e}"]
         if report.dtype is not None:
             cells += [shown(row.ours), shown(row.theirs), shown(row.ratio, "{:.2f}")]
         if report.gradients:
@@ -57,6 +57,12 @@ def steps_table(trajectory: Trajectory) -> Table:
             style="bold red" if apart else "",
         )
     return table
+
+
+def label(module: str) -> str:
+    """The last part of a name, of one in a list with the list's: `layers.0`."""
+    last = module.split(".")[-2:]
+    return ".".join(last) if last[-1].isdigit() else last[-1] or "model"
 
 
 def shown(value: float | None, form: str = "{:.1e}") -> str:

@@ -107,3 +107,14 @@ def test_what_cannot_be_compared_is_one_line_and_code_2(llama, tmp_path, capsys)
         assert said in captured
         assert captured.startswith("error: ")
         assert captured.count("\n") == 1
+
+
+def test_the_page_shows_how_the_errors_of_the_worst_tensor_are_distributed(llama, tmp_path):
+    run(llama, llama, "--html", tmp_path / "same.html", "--json", tmp_path / "same.json")
+    histogram = json.loads((tmp_path / "same.json").read_text())["histogram"]
+    text = (tmp_path / "same.html").read_text()
+    assert f"<code>{histogram['point']}</code> in float32" in text
+    assert text.count('<rect class="ours"') == text.count('<rect class="theirs"') > 2
+    other = edited(llama, tmp_path / "other", rms_norm_eps=1e-3)
+    run(llama, other, "--dtype", "none", "--html", tmp_path / "other.html")
+    assert "<code>layers.0.norm1:out</code> in float64" in (tmp_path / "other.html").read_text()

@@ -113,8 +113,8 @@ def test_what_the_rules_do_not_fit_is_one_line():
     with pytest.raises(InputError, match=r"head\.weight .* has no place") as error:
         compare_modules(TheirNet(), ours(), MAPPING[:-1], INPUTS)
     assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match=r"jax_module is a function: give an nnx\.Module"):
-        compare_modules(TheirNet(), cast(Any, lambda x: x), MAPPING, INPUTS)
+    with pytest.raises(InputError, match=r"jax_callable is a int: give an nnx\.Module, or a"):
+        compare_modules(TheirNet(), cast(Any, 3), MAPPING, INPUTS)
 
 
 def test_it_imports_without_torch():

@@ -168,7 +168,7 @@ def from_reference(module: Any, call: FedCall, weights: Weights) -> Iterator[Rem
     if leaf is None:
         return
     theirs = {
-        name: weights.theirs[f"{weights.module}.{name}"]
+        name: np.asarray(weights.theirs[f"{weights.module}.{name}"], np.float64)
         for name in LEAVES
         if f"{weights.module}.{name}" in weights.theirs and getattr(module, name, None) is not None
     }
