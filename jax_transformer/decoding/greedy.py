@@ -17,6 +17,7 @@ from jax_transformer.config import (
 )
 from jax_transformer.decoding.cache import DecoderLayerCache, grow_cache, start_cache
 from jax_transformer.decoding.restrict import restrict
+from jax_transformer.decoding.sampling import first_highest
 from jax_transformer.errors import InputError
 from jax_transformer.layers.linear import transpose_kernels
 from jax_transformer.layers.mask import create_causal_mask
@@ -125,7 +126,7 @@ def decode(
             token, state.caches, src_mask, tgt_mask, positions, slot_positions
         )
         logits = restrict(model.project(dec_output)[:, 0], state.tokens, state.length, rules)
-        best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        best = first_highest(logits)
         best = jnp.where(state.ended, rules.pad_id, best)
         tokens = jax.lax.dynamic_update_slice_in_dim(
             state.tokens, best[:, None], state.length, axis=1

@@ -252,9 +252,17 @@ def filtered(
 def best_token(logits: Float[Array, "B V"]) -> Int[Array, " B"]:
     """The lowest id of those with the highest logit; `NO_TOKEN` in a row with a NaN, which XLA's
     argmax would choose, and in a row of nothing but -inf."""
-    best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     highest = logits.max(axis=-1)
-    return jnp.where(highest > -jnp.inf, best, NO_TOKEN)
+    return jnp.where(highest > -jnp.inf, first_highest(logits), NO_TOKEN)
+
+
+def first_highest(logits: Float[Array, "B V"]) -> Int[Array, " B"]:
+    """`argmax`: the first of the highest, or the first NaN. XLA's CPU compiler makes no vector
+    instructions of an argmax: 16 rows of 49152 take 3.5 ms on one core, these two passes 0.4."""
+    highest = logits.max(axis=-1, keepdims=True)
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    found = (logits == highest) | jnp.isnan(logits)
+    return jnp.where(found, ids, logits.shape[-1]).min(axis=-1)
 
 
 def make_strategy(

@@ -18,6 +18,7 @@ from jax_transformer.decoding.sampling import (
     Temperature,
     TopK,
     TopP,
+    first_highest,
     make_strategy,
 )
 from jax_transformer.errors import InputError
@@ -234,3 +235,13 @@ def test_draws_are_the_same_in_any_precision():
         logits = np.zeros((64, V), dtype)
         draws.append(choose(Sample(seed=5), logits, np.arange(64), np.arange(64)))
     np.testing.assert_array_equal(*draws)
+
+
+def test_the_first_of_the_highest_is_that_of_numpy():
+    rows = np.random.default_rng(0).integers(-3, 4, (50, 9)).astype(np.float32)
+    rows[3] = -np.inf
+    rows[4, 5] = np.inf
+    rows[5, 2:4] = np.nan
+    found = jax.jit(first_highest)(jnp.asarray(rows))
+    assert found.dtype == jnp.int32
+    np.testing.assert_array_equal(found, rows.argmax(axis=-1))
