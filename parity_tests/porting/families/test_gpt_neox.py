@@ -51,7 +51,7 @@ EXAMPLES = [
             "rope_type": "linear",
             "factor": 4.0,
             "rope_theta": 5e3,
-            "partial_rotary_factor": 0.25,
+            "partial_rotary_factor": 0.75,
         },
     ),
     example("one after the other, with biases", use_parallel_residual=False, num_attention_heads=6),

@@ -35,11 +35,22 @@ EXAMPLES = [
             "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
         },
     ),
+    # Of heads so wide that both borders lie between pairs, and shift what is between them.
     example(
         "yarn",
+        head_dim=16,
         rope_parameters={
-            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 16.0,
-            "original_max_position_embeddings": 16,
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 8.0,
+            "beta_slow": 2.0, "truncate": False, "mscale": 0.7, "mscale_all_dim": 0.3,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    example(
+        "yarn, borders between whole pairs",
+        head_dim=16,
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "attention_factor": 1.3,
+            "original_max_position_embeddings": 32,
         },
     ),
 ]  # fmt: skip

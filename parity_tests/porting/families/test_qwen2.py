@@ -40,6 +40,7 @@ EXAMPLES = [
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         **WINDOW,
     ),
+    example("head_dim, which the class reads but does not declare", head_dim=6),
 ]
 
 
