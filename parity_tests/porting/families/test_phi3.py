@@ -47,6 +47,7 @@ EXAMPLES = [
         original_max_position_embeddings=4,
         rope_parameters=longrope(factor=6.0, attention_factor=1.25, partial_rotary_factor=0.75),
     ),
+    example("head_dim, which the class reads but does not declare", head_dim=6),
 ]
 
 
