@@ -1,6 +1,7 @@
 """What model a checkpoint holds: its family, its config, and under which names its tensors are."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -246,18 +247,50 @@ def make_model(config: Config) -> Any:
 
 def leaf_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """The shapes of what is ported: the parameters, and the buffers where files have them too."""
-    from jax_transformer.models.parameters import flatten
-
-    _, params, buffers = skeleton(config)
-    leaves = flatten(params) | (flatten(buffers) if keeps_buffers(config) else {})
-    return {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+    params, buffers = shallow_shapes(config)
+    leaves = params | (buffers if keeps_buffers(config) else {})
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in leaves:
+        stack, layer, _ = name.partition("layers.0.")
+        if not layer:
+            shapes[name] = leaves[name]
+        elif name not in shapes:
+            first = {n: shape for n, shape in leaves.items() if n.startswith(stack + layer)}
+            for index in range(depth(config, stack)):
+                of = f"{stack}layers.{index}."
+                shapes |= {of + n.removeprefix(stack + layer): s for n, s in first.items()}
+    return shapes
 
 
 def buffer_names(config: Config) -> tuple[str, ...]:
     """Those of `leaf_shapes` that are no parameters."""
+    return tuple(shallow_shapes(config)[1]) if keeps_buffers(config) else ()
+
+
+@functools.cache
+def shallow_shapes(config: Config) -> tuple[dict[str, tuple[int, ...]], ...]:
+    """Shapes of parameters and of buffers, of the first layer of each stack alone: the others are
+    like it, and JAX takes seconds to think of thirty layers."""
     from jax_transformer.models.parameters import flatten
 
-    return tuple(flatten(skeleton(config)[2])) if keeps_buffers(config) else ()
+    one = dict.fromkeys((field for field in DEPTHS.values() if hasattr(config, field)), 1)
+    if isinstance(config, DecoderOnlyConfig):  # Some layers differ, but not in their shapes.
+        config = dataclasses.replace(config, local_layer=None, local_layers=())
+    _, *parts = skeleton(dataclasses.replace(config, **one))
+    return tuple({name: tuple(leaf.shape) for name, leaf in flatten(p).items()} for p in parts)
+
+
+DEPTHS = {
+    "": "num_layers",
+    "encoder.": "num_encoder_layers",
+    "decoder.": "num_decoder_layers",
+}
+"""Stack of layers -> how many it has."""
+
+
+def depth(config: Config, stack: str) -> int:
+    """The number of layers of a stack."""
+    return getattr(config, DEPTHS[stack])
 
 
 def keeps_buffers(config: Config) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from jax_transformer.config import DecoderOnlyConfig, ModelConfig
 from jax_transformer.errors import InputError
+from jax_transformer.models.parameters import flatten
 from jax_transformer.porting.families import FAMILIES, gpt2, llama, llama_gguf, llama_meta
 from jax_transformer.porting.families.base import read_config
 from jax_transformer.porting.formats.base import Checkpoint, LazyTensor
@@ -15,10 +16,19 @@ from jax_transformer.porting.identify import (
     family_named,
     first_family,
     identify,
+    keeps_buffers,
     layout,
     leaf_shapes,
+    skeleton,
 )
 from parity_tests.porting.checkpoints import GPT2, LLAMA
+from parity_tests.porting.families import (
+    test_bert,
+    test_gemma3,
+    test_marian,
+    test_t5,
+    test_whisper,
+)
 
 PATH = Path("model")
 
@@ -53,6 +63,24 @@ def test_names_depend_on_family_and_format():
     assert layout(gpt2.FAMILY, "pt") is gpt2.FAMILY
     with pytest.raises(InputError, match="gpt2 in the format meta is not known"):
         layout(gpt2.FAMILY, "meta")
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        test_gemma3.EXAMPLES[0],
+        test_bert.HEAD,
+        test_t5.EXAMPLES[0],
+        test_marian.EXAMPLES[1],
+        test_whisper.EXAMPLES[0],
+    ],
+    ids=lambda example: example.family.name,
+)
+def test_shapes_of_leaves_are_those_of_the_model(example):
+    config = read_config(example.family, example.values)
+    _, params, buffers = skeleton(config)
+    whole = flatten(params) | (flatten(buffers) if keeps_buffers(config) else {})
+    assert leaf_shapes(config) == {name: tuple(leaf.shape) for name, leaf in whole.items()}
 
 
 def test_buffers_are_ported_where_files_have_them():
