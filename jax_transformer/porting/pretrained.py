@@ -3,14 +3,13 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 from flax import nnx
 
 from jax_transformer.config import (
@@ -20,15 +19,14 @@ from jax_transformer.config import (
     GenerationConfig,
     ModelConfig,
 )
-from jax_transformer.data.characters import TextTokenizer
-from jax_transformer.data.tokenizer import Tokenizer, check_length, check_unicode
+from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.decoding.generate import TextGenerator
 from jax_transformer.decoding.transcribe import Transcriber
 from jax_transformer.decoding.translate import Translator
 from jax_transformer.errors import InputError
 from jax_transformer.models.parameters import Tree, flatten, split, unflatten
 from jax_transformer.porting.families.base import Config
-from jax_transformer.porting.formats.base import Checkpoint, Companion, LazyTensor, readable_errors
+from jax_transformer.porting.formats.base import Checkpoint, LazyTensor
 from jax_transformer.porting.generation import rules_of
 from jax_transformer.porting.identify import OWN, Identified, identify, make_model, skeleton
 from jax_transformer.porting.optimizer import PREFIXES, AdamSettings, AdamState
@@ -37,53 +35,7 @@ from jax_transformer.porting.port_optimizer import state_of, whole_plan
 from jax_transformer.porting.recognise import open_checkpoint
 from jax_transformer.porting.speech import speech_rules
 from jax_transformer.porting.stream import port, stream
-from jax_transformer.training.run import RunDirectory
-
-
-class PretrainedTokenizer:
-    """A `tokenizer.json` of the `tokenizers` package, as `transformers` uses it.
-
-    Raises:
-        InputError: a file that is none.
-    """
-
-    def __init__(self, path: Companion):
-        with readable_errors(path):
-            text = path.read_text(encoding="utf-8")
-        try:
-            self.backend = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # The package raises nothing narrower.
-            raise InputError(f"{path} is no tokenizer ({error}): copy it again") from None
-        # What a file says of batches would cut texts off or fill them up.
-        self.backend.no_truncation()
-        self.backend.no_padding()
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of tokens."""
-        return self.backend.get_vocab_size()
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, with the special tokens that the tokenizer puts around it."""
-        return self.encode_batch([text])[0]
-
-    def encode_batch(
-        self, texts: Iterable[str], *, max_length: int | None = None
-    ) -> list[list[int]]:
-        """The ids of each text, as `encode`.
-
-        Raises:
-            InputError: a text that is not valid Unicode, or of more than `max_length` tokens.
-        """
-        texts = list(check_unicode(texts))
-        found = [encoding.ids for encoding in self.backend.encode_batch_fast(texts)]
-        for text, ids in zip(texts, found, strict=True):
-            check_length(text, len(ids), max_length)
-        return found
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, without special tokens."""
-        return self.backend.decode(list(ids), skip_special_tokens=True)
+from jax_transformer.porting.text import AnyTokenizer, tokenizer_of
 
 
 class Adam(NamedTuple):
@@ -110,7 +62,7 @@ class Pretrained:
     Attributes:
         config: of the model; its kind is that of the model.
         graphdef, params, buffers: the model in parts (`models.parameters.split`).
-        tokenizer: None where there is no `tokenizer.json`.
+        tokenizer: None where there are no files of one.
         source: where it came from, of which `save_pretrained` keeps config and tokenizer.
         optimizer: if it was asked for.
     """
@@ -119,7 +71,7 @@ class Pretrained:
     graphdef: nnx.GraphDef
     params: Tree
     buffers: Tree
-    tokenizer: PretrainedTokenizer | TextTokenizer | None
+    tokenizer: AnyTokenizer | None
     source: Identified
     optimizer: Adam | None = None
 
@@ -196,7 +148,7 @@ def named(path: Path) -> Generator[None]:
         raise InputError(f"{path}: {error}") from None
 
 
-def needed(tokenizer: TextTokenizer | PretrainedTokenizer | None) -> Any:
+def needed(tokenizer: AnyTokenizer | None) -> Any:
     """The tokenizer.
 
     Raises:
@@ -273,21 +225,6 @@ def adam_of(state: AdamState, leaves: Mapping[str, jax.Array], shapes: Tree) -> 
         updates=state.updates,
         settings=state.settings,
     )
-
-
-def tokenizer_of(source: Identified) -> PretrainedTokenizer | TextTokenizer | None:
-    """The tokenizer of a checkpoint, if it has one.
-
-    Raises:
-        InputError: it is damaged.
-    """
-    path, values = source.checkpoint.path, source.checkpoint.config
-    if source.checkpoint.format == OWN and "task" in values:
-        run = RunDirectory(path)
-        return run.load_tokenizer(run.load_model_config()) if run.tokenizer.exists() else None
-    files = {file.name: file for file in source.checkpoint.companions}
-    found = files.get("tokenizer.json")
-    return None if found is None else PretrainedTokenizer(found)
 
 
 def save_pretrained(

@@ -14,8 +14,9 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from jax_transformer.cli import main
 from jax_transformer.porting.families import llama
 from jax_transformer.porting.formats import gguf_tokenizer
-from jax_transformer.porting.pretrained import PretrainedTokenizer, from_pretrained
+from jax_transformer.porting.pretrained import from_pretrained
 from jax_transformer.porting.recognise import open_checkpoint
+from jax_transformer.porting.text import PretrainedTokenizer
 from parity_tests import tiny
 from parity_tests.porting.checkpoints import VOCABULARY, tokenizer
 from parity_tests.porting.families.harness import Example, float64, tokens

@@ -1,0 +1,164 @@
+"""The tokenizers that models come with."""
+
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+import tokenizers
+
+from jax_transformer.data.characters import TextTokenizer
+from jax_transformer.data.tokenizer import check_length, check_unicode
+from jax_transformer.errors import InputError
+from jax_transformer.porting.formats.base import Companion, read_json, readable_errors
+from jax_transformer.porting.identify import OWN, Identified
+from jax_transformer.training.run import RunDirectory
+
+
+class PretrainedTokenizer:
+    """A `tokenizer.json` of the `tokenizers` package, as `transformers` uses it.
+
+    Raises:
+        InputError: a file that is none.
+    """
+
+    def __init__(self, path: Companion):
+        with readable_errors(path):
+            text = path.read_text(encoding="utf-8")
+        try:
+            self.backend = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # The package raises nothing narrower.
+            raise InputError(f"{path} is no tokenizer ({error}): copy it again") from None
+        # What a file says of batches would cut texts off or fill them up.
+        self.backend.no_truncation()
+        self.backend.no_padding()
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens."""
+        return self.backend.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, with the special tokens that the tokenizer puts around it."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(
+        self, texts: Iterable[str], *, max_length: int | None = None
+    ) -> list[list[int]]:
+        """The ids of each text, as `encode`.
+
+        Raises:
+            InputError: a text that is not valid Unicode, or of more than `max_length` tokens.
+        """
+        texts = list(check_unicode(texts))
+        found = [encoding.ids for encoding in self.backend.encode_batch_fast(texts)]
+        for text, ids in zip(texts, found, strict=True):
+            check_length(text, len(ids), max_length)
+        return found
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, without special tokens."""
+        return self.backend.decode(list(ids), skip_special_tokens=True)
+
+
+class MarianTokenizer:
+    """Marian's files: pieces of SentencePiece for either language, and the ids of these.
+
+    A text may begin with the code of a language, `>>fra<<`, which is one token. After each text
+    comes `</s>`.
+
+    Args:
+        files: `source.spm`, `target.spm`, `vocab.json`, and `target_vocab.json` if the languages
+            have vocabularies of their own.
+
+    Raises:
+        InputError: files that are damaged, or lack `</s>` or `<unk>`; the package `sentencepiece`
+            is not installed.
+    """
+
+    FILES = ("source.spm", "target.spm", "vocab.json")
+
+    def __init__(self, files: dict[str, Companion]):
+        self.ids = read_json(files["vocab.json"])
+        own = "target_vocab.json" in files
+        target_ids = read_json(files["target_vocab.json"]) if own else self.ids
+        self.pieces = {number: piece for piece, number in target_ids.items()}
+        missing = [token for token in ("</s>", "<unk>") if token not in self.ids]
+        if missing:
+            raise InputError(f"{files['vocab.json']} has no {missing[0]}: copy it again")
+        self.source = processor(files["source.spm"])
+        self.target = processor(files["target.spm"]) if own else self.source
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens of the source."""
+        return len(self.ids)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, and of its end."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(
+        self, texts: Iterable[str], *, max_length: int | None = None
+    ) -> list[list[int]]:
+        """The ids of each text, as `encode`.
+
+        Raises:
+            InputError: as `PretrainedTokenizer.encode_batch`.
+        """
+        found = []
+        for text in check_unicode(texts):
+            code, mark, rest = text.partition("<<") if text.startswith(">>") else ("", "", text)
+            if not mark:
+                code, rest = "", text
+            pieces = [code + mark] * bool(mark) + self.source.encode(rest, out_type=str)
+            ids = [self.ids.get(piece, self.ids["<unk>"]) for piece in (*pieces, "</s>")]
+            check_length(text, len(ids), max_length)
+            found.append(ids)
+        return found
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, without special tokens."""
+        special = ("</s>", "<unk>", "<pad>", None)
+        pieces = [piece for number in ids if (piece := self.pieces.get(number)) not in special]
+        return self.target.decode_pieces(pieces).replace("▁", " ").strip()
+
+
+def processor(file: Companion) -> Any:
+    """A model of SentencePiece.
+
+    Raises:
+        InputError: the file is none; the package is not installed.
+    """
+    try:
+        package: Any = importlib.import_module("sentencepiece")
+    except ImportError:
+        raise InputError(
+            f"{file} is a vocabulary of SentencePiece: install what reads it, "
+            f"pip install 'jax-transformer[port]'"
+        ) from None
+    with readable_errors(file):
+        content = file.read_bytes()
+    try:
+        return package.SentencePieceProcessor(model_proto=content)
+    except Exception as error:  # The package raises nothing narrower.
+        raise InputError(f"{file} is no model of SentencePiece ({error}): copy it again") from None
+
+
+AnyTokenizer = PretrainedTokenizer | MarianTokenizer | TextTokenizer
+
+
+def tokenizer_of(source: Identified) -> AnyTokenizer | None:
+    """The tokenizer of a checkpoint, if it has one.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    path, values = source.checkpoint.path, source.checkpoint.config
+    if source.checkpoint.format == OWN and "task" in values:
+        run = RunDirectory(path)
+        return run.load_tokenizer(run.load_model_config()) if run.tokenizer.exists() else None
+    files = {file.name: file for file in source.checkpoint.companions}
+    if "tokenizer.json" in files:
+        return PretrainedTokenizer(files["tokenizer.json"])
+    marian = source.family.name == "marian" and all(name in files for name in MarianTokenizer.FILES)
+    return MarianTokenizer(files) if marian else None
