@@ -80,7 +80,9 @@ class Generate:
     """End before this text; may be given several times."""
     seed: Annotated[int | None, optional("N", "0")] = None
     """Of the draws: the same seed gives the same text."""
-    max_len: Annotated[int | None, optional("TOKENS", "about twice the source's")] = None
+    max_len: Annotated[
+        int | None, optional("TOKENS", "as its files say, or about twice the source's")
+    ] = None
     """The most tokens of a translation."""
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,8 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from jax_transformer.layers.normalization import make_norm
-from jax_transformer.models.decoder_only import DecoderOnly
-from jax_transformer.models.parameters import cast_model
+from jax_transformer.models.parameters import cast_model, flatten, unflatten
 from jax_transformer.porting.families import (
     gemma,
     gemma2,
@@ -35,6 +35,8 @@ from jax_transformer.porting.families import (
     t5,
 )
 from jax_transformer.porting.families.base import read_config
+from parity_tests.harness import QUICK
+from parity_tests.porting.families.harness import skeleton
 
 WIDTH = 256
 SIZES = {
@@ -79,14 +81,14 @@ def test_the_scale_of_embeddings_is_rounded_first(module):
     # Of a model whose layers add nothing and whose logits are what they are given.
     config: Any = read_config(module.FAMILY, SIZES | {"tie_word_embeddings": False})
     config = dataclasses.replace(config, final_norm=False, logit_soft_cap=None)
-    model = cast_model(DecoderOnly(config, rngs=nnx.Rngs(0)), jnp.bfloat16)
-    for path, leaf in nnx.iter_graph(model):
-        if isinstance(leaf, nnx.Param) and path[0] == "layers":
-            leaf[...] = jnp.zeros_like(leaf[...])
-    model.output_proj.kernel[...] = jnp.eye(24, dtype=jnp.bfloat16)
     table = torch.randn(24, 24, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    model.embedding.embedding[...] = jnp.asarray(table.float().numpy(), jnp.bfloat16)
+    graphdef, shapes, buffers = skeleton(config)
+    leaves = {name: np.zeros(leaf.shape) for name, leaf in flatten(shapes).items()}
+    leaves |= {"embedding.embedding": table.float().numpy(), "output_proj.kernel": np.eye(24)}
+    bits = {name: jnp.asarray(leaf, jnp.bfloat16) for name, leaf in leaves.items()}
+    model = nnx.merge(graphdef, unflatten(bits, shapes), buffers)
     expected = table * torch.tensor(24**0.5, dtype=torch.bfloat16)
     assert not torch.equal(expected, (table.float() * 24**0.5).to(torch.bfloat16))
-    found = model(jnp.arange(24, dtype=jnp.int32)[None])[0]
+    run = jax.jit(lambda ids: model(ids), compiler_options=QUICK)
+    found = run(jnp.arange(24, dtype=jnp.int32)[None])[0]
     np.testing.assert_array_equal(np.asarray(found), expected.float().numpy())
