@@ -24,6 +24,7 @@ from jax_transformer.models.parameters import split
 from jax_transformer.training.config import PRESETS, TrainConfig
 from jax_transformer.training.optimizer import adam
 from jax_transformer.training.schedule import noam_schedule
+from jax_transformer.training.setup import stacks
 from jax_transformer.training.step import make_train_step, start_state
 
 ROWS, LENGTH, VOCAB_SIZE = 64, 32, 4000
@@ -37,13 +38,17 @@ def deep(depth: int) -> TrainConfig:
     return dataclasses.replace(small, model=model)
 
 
+def model_of(config: TrainConfig) -> ModelConfig:
+    return ModelConfig(
+        **dataclasses.asdict(config.model), src_vocab_size=VOCAB_SIZE, tgt_vocab_size=VOCAB_SIZE
+    )
+
+
 def compile_step(
     config: TrainConfig, batch: Batch, *, stacked: bool
 ) -> tuple[tuple[float, float], Callable[[], object]]:
     """Wall and processor seconds to trace and compile, and a call of the step."""
-    model_config = ModelConfig(
-        **dataclasses.asdict(config.model), src_vocab_size=VOCAB_SIZE, tgt_vocab_size=VOCAB_SIZE
-    )
+    model_config = model_of(config)
     model = Transformer.from_config(model_config, rngs=nnx.Rngs(0))
     graphdef, params, buffers = split(model)
     if stacked:
@@ -90,7 +95,7 @@ def main() -> None:
                 *(f"{wall:.1f}" for wall, _ in seconds.values()),
                 *(f"{ROWS * LENGTH / timing.best:,.0f}" for timing in steps.values()),
                 f"{steps['stacked'].best / steps['listed'].best:.2f}",
-                "stacked" if config.stacked else "listed",
+                "stacked" if stacks("auto", model_of(config)) else "listed",
             )
         )
     print_table(

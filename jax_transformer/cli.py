@@ -136,9 +136,10 @@ def generate(options: Generate) -> None:
 
 
 def is_ported(path: Path) -> bool:
-    """Whether a folder holds a model that was trained elsewhere, ours or that of others; a file
-    of weights (GGUF, say) does."""
+    """Whether a folder holds a model that was made elsewhere: as it came, ported, or trained here
+    further; a file of weights (GGUF, say) does."""
     from jax_transformer.porting.formats.base import read_json
+    from jax_transformer.porting.generation import PART
 
     if path.is_file():
         return True
@@ -146,7 +147,9 @@ def is_ported(path: Path) -> bool:
     if not config.is_file():
         return False
     values = read_json(config)
-    return "task" not in values and not {"family", "model_type"}.isdisjoint(values)
+    if "task" in values:
+        return PART in values
+    return not {"family", "model_type"}.isdisjoint(values)
 
 
 def ported_task(path: Path) -> str:

@@ -78,6 +78,8 @@ class Batches:
         row_multiple: the rows of a batch are a multiple of this (the number of devices).
         max_length: the longest row that the model accepts, `<eos>` included; None for any.
         max_buckets: the most batch shapes, each of which the train step is compiled for.
+        start_id: what a decoder begins with.
+        end_id: put after each sentence; None where they have their end.
 
     Raises:
         InputError: no pairs; different numbers of sources and targets; an id that is not a whole
@@ -98,9 +100,18 @@ class Batches:
         row_multiple: int = 1,
         max_length: int | None = None,
         max_buckets: int = 8,
+        start_id: int = BOS_ID,
+        end_id: int | None = EOS_ID,
     ) -> None:
         check_at_least(0, seed=seed)
-        self._pairs = _Pairs(sources, targets, vocab_size=vocab_size, max_length=max_length)
+        self._pairs = _Pairs(
+            sources,
+            targets,
+            vocab_size=vocab_size,
+            max_length=max_length,
+            start_id=start_id,
+            end_id=end_id,
+        )
         self.buckets = fit_buckets(
             self._pairs.lengths,
             tokens_per_batch=tokens_per_batch,
@@ -161,6 +172,8 @@ def evaluation_batches(
     vocab_size: int,
     row_multiple: int = 1,
     max_length: int | None = None,
+    start_id: int = BOS_ID,
+    end_id: int | None = EOS_ID,
 ) -> Iterator[EvaluationBatch]:
     """Every pair once, in a fixed order (by length), with the index of each row.
 
@@ -168,7 +181,14 @@ def evaluation_batches(
     a few shapes. Arguments and errors are those of `Batches`; errors are raised at the call.
     """
     check_at_least(1, tokens_per_batch=tokens_per_batch, row_multiple=row_multiple)
-    pairs = _Pairs(sources, targets, vocab_size=vocab_size, max_length=max_length)
+    pairs = _Pairs(
+        sources,
+        targets,
+        vocab_size=vocab_size,
+        max_length=max_length,
+        start_id=start_id,
+        end_id=end_id,
+    )
     layout = evaluation_layout(pairs.lengths, tokens_per_batch, row_multiple, max_length)
     return (
         EvaluationBatch(rows, pairs.batch(rows, height=bucket.rows, width=bucket.length))
@@ -249,7 +269,14 @@ class _Pairs:
     """Checked sentence pairs, and batches of them."""
 
     def __init__(
-        self, sources: TokenLists, targets: TokenLists, *, vocab_size: int, max_length: int | None
+        self,
+        sources: TokenLists,
+        targets: TokenLists,
+        *,
+        vocab_size: int,
+        max_length: int | None,
+        start_id: int,
+        end_id: int | None,
     ) -> None:
         if len(sources) != len(targets):
             raise InputError(
@@ -257,17 +284,19 @@ class _Pairs:
                 f"each source needs exactly one target"
             )
         _check_not_empty(sources)
-        self._sources = _Sentences(sources, "sources", vocab_size=vocab_size, max_length=max_length)
-        self._targets = _Sentences(targets, "targets", vocab_size=vocab_size, max_length=max_length)
+        limits: Any = {"vocab_size": vocab_size, "max_length": max_length, "end_id": end_id}
+        self._sources = _Sentences(sources, "sources", **limits)
+        self._targets = _Sentences(targets, "targets", **limits)
+        self._start_id = start_id
         self.lengths = np.maximum(self._sources.lengths, self._targets.lengths)
 
     def batch(self, rows: np.ndarray, *, height: int, width: int) -> Batch:
         source, source_lengths = self._sources.block(rows, height, width, fill=PAD_ID)
         labels, target_lengths = self._targets.block(rows, height, width, fill=IGNORED_LABEL)
-        # Labels one position later, behind <bos>; the <eos> of a row shorter than the batch
+        # Labels one position later, behind the start; the <eos> of a row shorter than the batch
         # would come along, and is padding here.
         decoder_input = np.full((height, width), PAD_ID, np.int32)
-        decoder_input[: len(rows), 0] = BOS_ID
+        decoder_input[: len(rows), 0] = self._start_id
         inside = np.arange(1, width) < target_lengths[:, None]
         decoder_input[:, 1:][inside] = labels[:, :-1][inside]
         return Batch(source, source_lengths, decoder_input, labels, target_lengths)

@@ -31,6 +31,16 @@ class PackedBatch(NamedTuple):
         return {"tokens": PAD_ID, "labels": IGNORED_LABEL, "positions": 0, "segments": 0}
 
 
+class Ends(NamedTuple):
+    """The tokens around a document."""
+
+    start: int = BOS_ID
+    end: int = EOS_ID
+
+
+OWN_ENDS = Ends()
+
+
 class Pieces(NamedTuple):
     """Stretches of documents that are not cut any further: piece i holds the tokens `starts[i]`
     to `ends[i]` of the inputs of `documents[i]`, which are `<bos>` and its tokens."""
@@ -92,17 +102,26 @@ class PackedBatches:
         row_length: T.
         rows: B; the last batch of an epoch is filled up with rows of padding.
         seed: of the order; at least 0.
+        around: the tokens around each document.
 
     Raises:
         InputError: a number out of range.
     """
 
-    def __init__(self, documents: TokenDocuments, *, row_length: int, rows: int, seed: int):
+    def __init__(
+        self,
+        documents: TokenDocuments,
+        *,
+        row_length: int,
+        rows: int,
+        seed: int,
+        around: Ends = OWN_ENDS,
+    ):
         check_at_least(0, seed=seed)
         check_at_least(1, row_length=row_length, rows=rows)
         self.row_length = row_length
         self.rows = rows
-        self._packer = _Packer(documents, row_length)
+        self._packer = _Packer(documents, row_length, around)
         self._seed = seed
         self._planned: tuple[int, Int[np.ndarray, " R"]] | None = None
 
@@ -133,11 +152,11 @@ class PackedBatches:
 
 
 def evaluation_packs(
-    documents: TokenDocuments, *, row_length: int, rows: int
+    documents: TokenDocuments, *, row_length: int, rows: int, around: Ends = OWN_ENDS
 ) -> Iterator[PackedBatch]:
     """Every document once, packed, in a fixed order; the last batch is filled up with padding."""
     check_at_least(1, row_length=row_length, rows=rows)
-    packer = _Packer(documents, row_length)
+    packer = _Packer(documents, row_length, around)
     order = np.arange(len(packer.packed))
     return (
         packer.batch(order[start : start + rows], height=rows)
@@ -148,8 +167,9 @@ def evaluation_packs(
 class _Packer:
     """Documents, cut and packed, and batches of their rows."""
 
-    def __init__(self, documents: TokenDocuments, row_length: int):
+    def __init__(self, documents: TokenDocuments, row_length: int, around: Ends):
         self.documents = documents
+        self.around = around
         self.row_length = row_length
         self.pieces = cut(documents.lengths + 1, row_length)
         self.packed = pack(self.pieces.ends - self.pieces.starts, row_length)
@@ -177,6 +197,6 @@ class _Packer:
         document, start, end = (int(column[piece]) for column in self.pieces)
         length = int(self.documents.lengths[document])
         body = self.documents.slice(document, max(start - 1, 0), min(end, length))
-        before = [BOS_ID] if start == 0 else []
-        after = [EOS_ID] if end > length else []
+        before = [self.around.start] if start == 0 else []
+        after = [self.around.end] if end > length else []
         return np.concatenate([before, body, after]).astype(np.int32)

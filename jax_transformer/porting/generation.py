@@ -11,6 +11,7 @@ from typing import Any
 
 from jax_transformer.config import OWN_RULES, PAD_ID, DecoderOnlyConfig, GenerationConfig
 from jax_transformer.errors import InputError
+from jax_transformer.porting.families import transformer
 from jax_transformer.porting.families.base import Values
 from jax_transformer.porting.formats.base import Companion, Made, read_json
 from jax_transformer.porting.identify import OWN, Identified
@@ -83,6 +84,14 @@ def from_metadata(metadata: Mapping[str, Any]) -> Values:
     return values
 
 
+def is_own(source: Identified) -> bool:
+    """Whether the model was trained here from the beginning, or is the lecture document's: its
+    tokenizer is one of ours."""
+    checkpoint = source.checkpoint
+    run = checkpoint.format == OWN and "task" in checkpoint.config
+    return (run and PART not in checkpoint.config) or source.family is transformer.FAMILY
+
+
 def rules_of(source: Identified) -> GenerationConfig:
     """Our rules.
 
@@ -90,7 +99,7 @@ def rules_of(source: Identified) -> GenerationConfig:
         InputError: a value that is none, or that asks for what is not built.
     """
     checkpoint = source.checkpoint
-    if checkpoint.format == OWN and "task" in checkpoint.config:
+    if is_own(source):
         return OWN_RULES
     values = generation_values(source)
     try:

@@ -15,7 +15,7 @@ from jax_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from jax_transformer.errors import InputError
 from jax_transformer.porting import generation
 from jax_transformer.porting.families import transformer
-from jax_transformer.porting.families.base import Values, write_config
+from jax_transformer.porting.families.base import Values, read_config, write_config
 from jax_transformer.porting.formats import (
     huggingface,
     meta,
@@ -141,7 +141,8 @@ def format_for(destination: Path, checkpoint: Checkpoint) -> Format:
         return SUFFIXES[destination.suffix]
     if checkpoint.format != OWN:
         return OWN
-    ours = checkpoint.config.get("task") == "translation"
+    config = checkpoint.config
+    ours = config.get("task") == "translation" and generation.PART not in config
     return "pt" if ours else "huggingface"
 
 
@@ -213,7 +214,7 @@ def way_of(model: Identified, destination: Path, to: Format, dtype: np.dtype | N
         about["names"] = names_of(model, there)
     plan = there if to == OWN else plan_to(model, there, to)
     make_writer = writer_for(model, destination, to, dtype)
-    return Way(plan, make_writer, about, checkpoint.tensors, notes)
+    return Way(plan, make_writer, about, checkpoint.tensors, (*notes, *lost(model, to)))
 
 
 def describe(checkpoint: Checkpoint, family: str | None) -> dict[str, Any]:
@@ -356,10 +357,20 @@ def config_for(model: Identified, to: Format, dtype: np.dtype | None) -> tuple[V
     original = model.originals.get(ORIGINALS[to])
     before = None if original is None else read_json(original)
     values = write_config(layout(model.family, to), model.config, before)
-    if model.checkpoint.config.get("task") == "language":
+    if model.checkpoint.config.get("task") == "language" and generation.is_own(model):
         ids = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
         values = values | ids
     if dtype is not None and to == "huggingface":
         name = "dtype" if "dtype" in values else "torch_dtype"
         values = values | {name: str(dtype)}
     return values, original if values == before else None
+
+
+def lost(model: Identified, to: Format) -> tuple[str, ...]:
+    """A word about what the config of a folder of others cannot say: a rate of dropout."""
+    if to not in ("huggingface", "meta"):
+        return ()
+    table = layout(model.family, to)
+    if read_config(table, config_for(model, to, None)[0]) == model.config:
+        return ()
+    return (f"the family {table.name} has no dropout in its config: that of the run is left out",)

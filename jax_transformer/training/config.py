@@ -70,11 +70,6 @@ class TrainConfig(RunConfig):
     model: Architecture = dataclasses.field(default_factory=Architecture)
     """Size and form of the model."""
 
-    @property
-    def depth(self) -> int:
-        """Layers of the deeper side."""
-        return max(self.model.num_encoder_layers, self.model.num_decoder_layers)
-
 
 PRESETS: dict[str, TrainConfig] = {
     "small": TrainConfig(

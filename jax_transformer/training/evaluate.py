@@ -1,7 +1,7 @@
 """How good a translation model is on sentences that it does not train on."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -9,10 +9,19 @@ import numpy as np
 import sacrebleu
 from flax import nnx
 
-from jax_transformer.config import EOS_ID, ModelConfig
+from jax_transformer.config import (
+    BOS_ID,
+    EOS_ID,
+    OWN_RULES,
+    EncoderDecoderConfig,
+    GenerationConfig,
+    ModelConfig,
+)
 from jax_transformer.data.batches import EvaluationBatch, evaluation_batches
+from jax_transformer.porting.text import PretrainedTokenizer
 from jax_transformer.data.text import ParallelText
 from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.decoding.greedy import table_rows
 from jax_transformer.decoding.translate import Translator
 from jax_transformer.layers.mask import create_length_mask, create_look_ahead_mask
 from jax_transformer.models.parameters import Tree
@@ -40,10 +49,12 @@ class TranslationEvaluator:
         self,
         graphdef: nnx.GraphDef,
         buffers: Tree,
-        config: ModelConfig,
-        tokenizer: Tokenizer,
+        config: ModelConfig | EncoderDecoderConfig,
+        tokenizer: Tokenizer | PretrainedTokenizer,
         text: ParallelText,
         *,
+        around: tuple[int, int | None] = (BOS_ID, EOS_ID),
+        rules: GenerationConfig = OWN_RULES,
         tokens_per_batch: int = 4096,
     ):
         self.graphdef = graphdef
@@ -51,17 +62,37 @@ class TranslationEvaluator:
         self.config = config
         self.tokenizer = tokenizer
         self.text = text
+        self.around = around
         self.translator = Translator(
-            graphdef, buffers, config, tokenizer, tokens_per_batch=tokens_per_batch
+            graphdef,
+            buffers,
+            config,
+            tokenizer,
+            rules=rules,
+            source_end_id=around[1],
+            tokens_per_batch=tokens_per_batch,
         )
         self._batches: list[EvaluationBatch] = list(
-            evaluation_batches(
+            self.batches(
                 tokenizer.encode_batch(text.sources),
                 tokenizer.encode_batch(text.targets),
-                tokens_per_batch=tokens_per_batch,
-                vocab_size=config.tgt_vocab_size,
-                max_length=config.max_len,
+                tokens_per_batch,
             )
+        )
+
+    def batches(
+        self, sources: list[list[int]], targets: list[list[int]], tokens_per_batch: int
+    ) -> Iterator[EvaluationBatch]:
+        """Batches of tokens."""
+        start_id, end_id = self.around
+        return evaluation_batches(
+            sources,
+            targets,
+            tokens_per_batch=tokens_per_batch,
+            vocab_size=self.config.tgt_vocab_size,
+            max_length=table_rows(self.config),
+            start_id=start_id,
+            end_id=end_id,
         )
 
     def __call__(self, params: Tree) -> Evaluation:
@@ -113,21 +144,17 @@ class TranslationEvaluator:
         the report."""
         source_ids = self.tokenizer.encode(source)
         # Bytes that are no text can come back as more tokens than the model wrote.
-        target_ids = self.tokenizer.encode(hypothesis)[: self.config.max_len - 1]
-        (held,) = evaluation_batches(
-            [source_ids],
-            [target_ids],
-            tokens_per_batch=1,
-            vocab_size=self.config.tgt_vocab_size,
-            max_length=self.config.max_len,
-        )
+        table = table_rows(self.config)
+        target_ids = self.tokenizer.encode(hypothesis)[: None if table is None else table - 1]
+        (held,) = self.batches([source_ids], [target_ids], 1)
+        source_ids = held.batch.source[0, : held.batch.source_lengths[0]]
         weights = cross_attention(self.graphdef, params, self.buffers, held.batch)
         # Row t is where the model looked when it chose token t, which it reads from t - 1.
-        rows = np.asarray(weights)[: len(target_ids), : len(source_ids) + 1]
+        rows = np.asarray(weights)[: len(target_ids), : len(source_ids)]
         return {
             "source": source,
             "hypothesis": hypothesis,
-            "source_tokens": self.tokenizer.pieces([*source_ids, EOS_ID]),
+            "source_tokens": self.tokenizer.pieces(source_ids),
             "target_tokens": self.tokenizer.pieces(target_ids),
             "weights": rows.round(4).tolist(),
             "layer": self.config.num_decoder_layers,

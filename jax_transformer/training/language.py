@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import math
 import shlex
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jax_transformer.config import OWN_RULES, DecoderOnlyConfig
+from jax_transformer.config import OWN_RULES, DecoderOnlyConfig, GenerationConfig
 from jax_transformer.data import corpora
 from jax_transformer.data.characters import TextTokenizer, make_tokenizer
 from jax_transformer.data.documents import (
@@ -21,12 +22,20 @@ from jax_transformer.data.documents import (
     jsonl_documents,
     text_documents,
 )
-from jax_transformer.data.packing import PackedBatch, PackedBatches, evaluation_packs
+from jax_transformer.data.packing import (
+    OWN_ENDS,
+    Ends,
+    PackedBatch,
+    PackedBatches,
+    evaluation_packs,
+)
+from jax_transformer.porting.text import PretrainedTokenizer
 from jax_transformer.data.tokens import TokenDocuments, open_tokens, tokenize
 from jax_transformer.decoding.generate import TextGenerator
 from jax_transformer.decoding.sampling import make_strategy
 from jax_transformer.errors import InputError
 from jax_transformer.models.parameters import Tree
+from jax_transformer.training.initial import Given
 from jax_transformer.training.language_config import LanguageConfig, LanguageDataConfig
 from jax_transformer.training.loss import LossSum
 from jax_transformer.training.run import RunDirectory
@@ -50,39 +59,54 @@ class LanguageTask:
     model_config: DecoderOnlyConfig
     batches: PackedBatches
     config: LanguageConfig
+    around: Ends
+    rules: GenerationConfig
 
     testing = "Measuring the loss of the best model on the test text ..."
 
     @classmethod
-    def read(cls, config: LanguageConfig, run: RunDirectory) -> "LanguageTask":
-        """Read the documents; make tokenizer and model config, or load those of the run to resume.
+    def read(cls, config: LanguageConfig, run: RunDirectory, given: Given | None) -> "LanguageTask":
+        """Read the documents; make tokenizer and model config, if they are not given.
 
         Raises:
             InputError: data that cannot be used; files of a run that do not fit each other.
         """
-        saved = None
-        if config.resume is not None:
-            model_config = run.load_model_config()
-            assert isinstance(model_config, DecoderOnlyConfig)
-            saved = run.load_tokenizer(model_config)
+        saved = None if given is None else given.tokenizer
         parts, tokenizer, text_digest = read_documents(config.data, config.seed, saved)
         if config.resume is not None:
             run.check_digest(text_digest)
+        if given is None:
+            model_config = config.model.config(tokenizer.vocab_size)
+        else:
+            assert isinstance(given.model_config, DecoderOnlyConfig)
+            model_config = given.model_config
+        if config.model.context > model_config.max_len:
+            raise InputError(
+                f"model.context={config.model.context}: the model of --init-from reads at most "
+                f"{model_config.max_len} tokens: give --model.context {model_config.max_len}"
+            )
         if len(tokenizer.encode(config.prompt)) + 2 > config.model.context:
             raise InputError(
                 f"--prompt has more tokens than the {config.model.context - 2} that leave room "
                 f"for one in model.context={config.model.context}: shorten it"
             )
+        around = OWN_ENDS if given is None else given.around_documents()
         batches = PackedBatches(
-            parts["train"], row_length=config.model.context, rows=config.rows, seed=config.seed
+            parts["train"],
+            row_length=config.model.context,
+            rows=config.rows,
+            seed=config.seed,
+            around=around,
         )
         return cls(
             parts=parts,
             text_digest=text_digest,
             tokenizer=tokenizer,
-            model_config=config.model.config(tokenizer.vocab_size),
+            model_config=model_config,
             batches=batches,
             config=config,
+            around=around,
+            rules=OWN_RULES if given is None else given.rules,
         )
 
     @property
@@ -121,6 +145,9 @@ class LanguageTask:
                 prompt=prompt,
                 sample_tokens=self.config.sample_tokens,
                 rows=self.config.rows,
+                context=self.config.model.context,
+                around=self.around,
+                rules=self.rules,
             )
             for part in PARTS[1:]
         )
@@ -152,24 +179,39 @@ def read_documents(
     Args:
         data: where the text is.
         seed: of the split.
-        tokenizer: that of a run to resume; None makes one.
+        tokenizer: that of the model; None makes one.
 
     Raises:
-        InputError: as they are read.
+        InputError: as they are read; a file of tokens by another tokenizer.
     """
     if data.tokens is not None:
         file = open_tokens(data.tokens)
+        if tokenizer is not None and not same_tokenizer(file.tokenizer, tokenizer):
+            raise InputError(
+                f"--data.tokens {data.tokens}: its tokenizer is not that of the model: give the "
+                f"text itself"
+            )
         return file.parts, file.tokenizer, file.sha256
     texts = split_texts(data, seed)
     if tokenizer is None:
         tokenizer = make_tokenizer_of(data, texts)
+    bare = tokenizer.bare() if isinstance(tokenizer, PretrainedTokenizer) else tokenizer
     hashed = hashlib.sha256()
     found: dict[Part, TokenDocuments] = {}
     for part in PARTS:
         documents = list(texts[part])
         hashed.update(repr(documents).encode())
-        found[part] = tokenize(documents, tokenizer)
+        found[part] = tokenize(documents, bare)
     return found, tokenizer, hashed.hexdigest()
+
+
+def same_tokenizer(one: TextTokenizer, other: TextTokenizer) -> bool:
+    """Whether two tokenizers are saved as the same file."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = Path(folder, "one"), Path(folder, "other")
+        one.save(paths[0])
+        other.save(paths[1])
+        return paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def make_tokenizer_of(
@@ -215,6 +257,9 @@ class LanguageEvaluator:
         prompt: str,
         sample_tokens: int,
         rows: int,
+        context: int,
+        around: Ends = OWN_ENDS,
+        rules: GenerationConfig = OWN_RULES,
     ):
         self.graphdef = graphdef
         self.buffers = buffers
@@ -223,8 +268,11 @@ class LanguageEvaluator:
         self.num_bytes = documents.num_bytes
         self.prompt = prompt
         self.sample_tokens = sample_tokens
+        self.rules = rules
         self._documents = documents
         self._rows = rows
+        self._context = context
+        self._around = around
 
     def __call__(self, params: Tree) -> Evaluation:
         """Loss, bits per byte, what the model writes after the prompt."""
@@ -257,8 +305,9 @@ class LanguageEvaluator:
 
     def batches(self) -> Iterable[PackedBatch]:
         """All documents once, in batches of one shape."""
-        context = self.config.max_len
-        return evaluation_packs(self._documents, row_length=context, rows=self._rows)
+        return evaluation_packs(
+            self._documents, row_length=self._context, rows=self._rows, around=self._around
+        )
 
     def sample(self, params: Tree) -> str:
         """What the model writes after the prompt, drawn at temperature 0.8; the same draws each
@@ -269,7 +318,7 @@ class LanguageEvaluator:
             self.buffers,
             self.config,
             self.tokenizer,
-            rules=OWN_RULES,
+            rules=self.rules,
         )
         room = self.config.max_len - 1 - len(self.tokenizer.encode(self.prompt))
         strategy = make_strategy(temperature=TEMPERATURE, seed=0)

@@ -158,11 +158,6 @@ class LanguageConfig(RunConfig):
             )
 
     @property
-    def depth(self) -> int:
-        """Layers of the model."""
-        return self.model.num_layers
-
-    @property
     def rows(self) -> int:
         """Rows of a batch."""
         return self.tokens_per_batch // self.model.context

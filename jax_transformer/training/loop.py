@@ -25,6 +25,12 @@ from jax_transformer.training.step import StepMetrics
 from jax_transformer.training.task import Evaluation
 from jax_transformer.training.window import LogWindow
 
+READING = {
+    "new": "Reading the data, learning tokens ...",
+    "init": "Reading the model and the data ...",
+    "resume": "Reading the data ...",
+}
+
 
 def train(config: RunConfig) -> None:
     """Train as `config` says, from the beginning or where the run stopped.
@@ -34,7 +40,7 @@ def train(config: RunConfig) -> None:
             written; or the run was interrupted (after saving it).
     """
     with jax.default_matmul_precision(config.matmul_precision):
-        print("Reading the data ..." if config.resume else "Reading the data, learning tokens ...")
+        print(READING["resume" if config.resume else "init" if config.init_from else "new"])
         with keyboard_interrupt_says("interrupted before the first step: nothing was saved"):
             setup = prepare(config)
             print(setup.summary(), flush=True)
@@ -68,7 +74,7 @@ def take_steps(setup: Setup) -> int:
     """
     run, config = setup.run, setup.config
     if config.resume is None:
-        run.create(setup.saved_config(), setup.task.tokenizer)
+        run.create(setup.saved_config(), setup.task.tokenizer, setup.brought[1])
         metrics = MetricsWriter(run.path)
     else:
         run.save_config(setup.saved_config())

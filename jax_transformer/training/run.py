@@ -2,6 +2,7 @@
 
 config.json       task, settings, model, and a digest of the data
 tokenizer.json    of the text, or of both languages
+source/           of a run that begins with a model of others: its config
 checkpoints/      latest/ (everything, to resume) and best/ (the model, to use)
 metrics.jsonl     one line of numbers each time they are logged
 tensorboard/      the same for TensorBoard
@@ -13,30 +14,42 @@ import datetime
 import functools
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
 
-from jax_transformer.config import DecoderOnlyConfig, ModelConfig, from_dict
+from jax_transformer.config import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    ModelConfig,
+    from_dict,
+)
 from jax_transformer.data.characters import TextTokenizer, load_tokenizer
+from jax_transformer.porting.text import PretrainedTokenizer
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import InputError
 from jax_transformer.models.decoder_only import DecoderOnly
-from jax_transformer.models.encoder_decoder import Transformer
+from jax_transformer.models.encoder_decoder import EncoderDecoder, Transformer
 from jax_transformer.models.parameters import Tree, split
+from jax_transformer.porting.generation import PART
+from jax_transformer.porting.identify import family_named
 from jax_transformer.training.checkpoint import CheckpointStore
 from jax_transformer.training.metrics import replace_file
-from jax_transformer.training.settings import TaskName, read_json
+from jax_transformer.training.settings import TaskName, read_bytes, read_json
 
-AnyModelConfig = ModelConfig | DecoderOnlyConfig
+AnyModelConfig = ModelConfig | EncoderDecoderConfig | DecoderOnlyConfig
 
 MODEL_CONFIGS: dict[TaskName, type[AnyModelConfig]] = {
     "translation": ModelConfig,
     "language": DecoderOnlyConfig,
 }
-"""What kind of model a task trains."""
+"""What kind of model a task trains from the beginning."""
+
+FAMILY = "family"
+"""In `config.json`: the family of a model that was made elsewhere and is only trained further."""
 
 
 class RunDirectory:
@@ -80,8 +93,18 @@ class RunDirectory:
         if self.path.is_dir() and any(self.path.iterdir()):
             raise InputError(f"--out {self.path} is not empty: choose another directory")
 
-    def create(self, values: dict[str, Any], tokenizer: TextTokenizer) -> None:
+    def create(
+        self,
+        values: dict[str, Any],
+        tokenizer: TextTokenizer,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
         """Make the directory and write what defines the run, its config last.
+
+        Args:
+            values: the content of `config.json`.
+            tokenizer: of the text.
+            files: that belong to the model that the run begins with, by name.
 
         Raises:
             InputError: the directory cannot be made, or another run has begun in it meanwhile.
@@ -93,6 +116,9 @@ class RunDirectory:
                 f"--out {self.path} cannot be made ({error.strerror}): choose another directory"
             ) from None
         self.check_empty()
+        for name, content in (files or {}).items():
+            (self.path / name).parent.mkdir(exist_ok=True)
+            replace_file(self.path / name, content)
         tokenizer.save(self.tokenizer)
         self.save_config(values)
 
@@ -120,8 +146,12 @@ class RunDirectory:
         Raises:
             InputError: as `read_json` and `from_dict`.
         """
-        config_class, values = MODEL_CONFIGS[self.load_task()], read_json(self.config)
-        return from_dict(config_class, values.get("model"), place=f"{self.config}: model")
+        config_class: Any = MODEL_CONFIGS[self.load_task()]
+        values = read_json(self.config)
+        if FAMILY in values:
+            config_class = family_named(str(values[FAMILY]), self.config).config
+        config: Any = from_dict(config_class, values.get("model"), place=f"{self.config}: model")
+        return config
 
     def check_digest(self, digest: str) -> None:
         """Refuse to go on with other data.
@@ -141,14 +171,21 @@ class RunDirectory:
         Raises:
             InputError: as `load_tokenizer`; its vocabulary is not that of the model.
         """
-        if isinstance(model, DecoderOnlyConfig):
-            tokenizer, expected = load_tokenizer(self.tokenizer), model.vocab_size
+        values, path = read_json(self.config), self.tokenizer
+        if PART in values:
+            tokenizer: TextTokenizer = PretrainedTokenizer(read_bytes(path), path)
+        elif isinstance(model, DecoderOnlyConfig):
+            tokenizer = load_tokenizer(path)
         else:
-            tokenizer, expected = Tokenizer.load(self.tokenizer), model.src_vocab_size
-        if tokenizer.vocab_size != expected:
+            tokenizer = Tokenizer.load(path)
+        expected = vocabulary_of(model)
+        # A model that was made elsewhere may have rows to spare.
+        if tokenizer.vocab_size > expected or (
+            FAMILY not in values and tokenizer.vocab_size != expected
+        ):
             raise InputError(
-                f"{self.tokenizer} has {tokenizer.vocab_size} tokens, but the model in "
-                f"{self.config} has {expected}: restore the run's own tokenizer"
+                f"{path} has {tokenizer.vocab_size} tokens, but the model in {self.config} has "
+                f"{expected}: restore the run's own tokenizer"
             )
         return tokenizer
 
@@ -197,10 +234,26 @@ def width_of(config: Any) -> int:
     return part.d_model
 
 
-def make_model(config: AnyModelConfig, *, rngs: nnx.Rngs) -> Transformer | DecoderOnly:
+def depth_of(config: AnyModelConfig) -> int:
+    """Layers of a model, of the side with more of them."""
+    if isinstance(config, DecoderOnlyConfig):
+        return config.num_layers
+    return max(config.num_encoder_layers, config.num_decoder_layers)
+
+
+def vocabulary_of(config: AnyModelConfig) -> int:
+    """Tokens of a model, of the side with fewer of them."""
+    if isinstance(config, DecoderOnlyConfig):
+        return config.vocab_size
+    return min(config.src_vocab_size or config.tgt_vocab_size, config.tgt_vocab_size)
+
+
+def make_model(config: AnyModelConfig, *, rngs: nnx.Rngs) -> EncoderDecoder | DecoderOnly:
     """The model of that config."""
     if isinstance(config, DecoderOnlyConfig):
         return DecoderOnly(config, rngs=rngs)
+    if isinstance(config, EncoderDecoderConfig):
+        return EncoderDecoder(config, rngs=rngs)
     return Transformer.from_config(config, rngs=rngs)
 
 

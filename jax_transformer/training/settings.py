@@ -92,6 +92,14 @@ class RunConfig:
         tyro.conf.arg(metavar="RUN_DIR", help_behavior_hint="(default: start a new run)"),
     ] = None
     """Go on with this run exactly where it stopped, with its settings."""
+    init_from: Annotated[
+        Path | None,
+        tyro.conf.arg(metavar="MODEL", help_behavior_hint="(default: a new model)"),
+    ] = None
+    """Begin with this model, its architecture and its tokenizer: a run, a ported directory, the
+    folder of `transformers`, or a file that `jax-transformer port` takes."""
+    init_optimizer: bool = False
+    """Begin with its optimizer, too: with Adam's moments, and at the number of its updates."""
     seed: int = 0
     """Of initialisation, batch order and dropout."""
     tokens_per_batch: int = 2048
@@ -122,6 +130,8 @@ class RunConfig:
         check_choice(self, "layers", LayerLayout)
         check_choice(self, "compute_dtype", ComputeDtype)
         check_choice(self, "matmul_precision", MatmulPrecision)
+        if self.init_optimizer and self.init_from is None:
+            raise InputError("init_optimizer without init_from: name the model that it is of")
 
     @property
     def has_end(self) -> bool:
@@ -134,21 +144,23 @@ class RunConfig:
         fraction = self.optimizer.decay_fraction if self.optimizer.schedule == "wsd" else 0.0
         return max(1, round(fraction * self.steps))
 
-    @property
-    def depth(self) -> int:
-        """Layers of the model, of a side with more of them."""
-        raise NotImplementedError
-
-    @property
-    def stacked(self) -> bool:
-        """Whether training runs the layers under `lax.scan`."""
-        return self.layers == "stacked" or (self.layers == "auto" and self.depth > 8)
-
 
 Settings = TypeVar("Settings", bound=RunConfig)
 
 # What a resumed run may set anew: how long and how often, not what is computed.
 RESUMABLE = ("steps", "evaluate_every", "checkpoint_every", "log_every")
+
+BROUGHT = {
+    "model": ("context",),
+    "data": ("tokenizer", "vocab_size"),
+}
+"""What a model that a run begins with brings along: all settings under `model` but these, and these
+under `data`."""
+
+
+def is_brought(group: str, name: str) -> bool:
+    """Whether `init_from` says the setting."""
+    return group in BROUGHT and (name in BROUGHT[group]) == (group == "data")
 
 
 def parse_settings(
@@ -173,10 +185,28 @@ def parse_settings(
     default = presets[preset]
     if resume is not None:
         default = load_settings(settings, Path(resume) / "config.json")
+    if default.init_from is not None or value_of("--init-from", arguments) is not None:
+        check_no_architecture(arguments)
     config = parse_arguments(settings, arguments, prog=prog, default=default)
     if resume is not None:
         check_unchanged(config, default)
     return config
+
+
+def check_no_architecture(arguments: Sequence[str]) -> None:
+    """Refuse flags that describe a new model, or its tokens, where one is given.
+
+    Raises:
+        InputError: naming the first.
+    """
+    for argument in arguments:
+        flag = argument.partition("=")[0].replace("_", "-")
+        group, _, name = flag.removeprefix("--").partition(".")
+        if flag.startswith("--") and is_brought(group, name.replace("-", "_")):
+            raise InputError(
+                f"{flag} with --init-from: architecture and tokenizer are those of the model, "
+                f"leave it out"
+            )
 
 
 def value_of(flag: str, arguments: Sequence[str]) -> str | None:
@@ -230,7 +260,12 @@ def to_json(config: RunConfig) -> dict[str, Any]:
             return [plain(item) for item in value]
         return str(value) if isinstance(value, Path) else value
 
-    return plain(dataclasses.asdict(config) | {"resume": None})
+    values = plain(dataclasses.asdict(config) | {"resume": None})
+    if config.init_from is not None:
+        for group in BROUGHT:
+            given = values[group].items()
+            values[group] = {name: v for name, v in given if not is_brought(group, name)}
+    return values
 
 
 def load_settings(settings: type[Settings], path: Path) -> Settings:
@@ -247,7 +282,15 @@ def load_settings(settings: type[Settings], path: Path) -> Settings:
             f"{path}: the task of the run is {task}, not {settings.task}: go on with {command} "
             f"--resume {path.parent}"
         )
-    return from_dict(settings, values.get("training"), place=f"{path}: training")
+    training = values.get("training")
+    if isinstance(training, dict) and training.get("init_from"):
+        training = training | {
+            field.name: dataclasses.asdict(field.default_factory()) | training[field.name]
+            for field in dataclasses.fields(settings)
+            if field.name in BROUGHT and isinstance(training.get(field.name), dict)
+            if field.default_factory is not dataclasses.MISSING
+        }
+    return from_dict(settings, training, place=f"{path}: training")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -256,16 +299,27 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         InputError: the file is missing or is no JSON object.
     """
+    content = read_bytes(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(content)
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON ({error}): restore it from a copy") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: must hold a JSON object: restore it from a copy")
+    return values
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file of a run.
+
+    Raises:
+        InputError: the file is missing or cannot be read.
+    """
+    try:
+        return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(
             f"{path} is missing: {path.parent} is not a run directory of train.py"
         ) from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON ({error}): restore it from a copy") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: must hold a JSON object: restore it from a copy")
-    return values

@@ -14,17 +14,20 @@ from jax.sharding import Mesh
 from jax_transformer.errors import InputError
 from jax_transformer.layers.stack import stack_layers, stack_template, unstack_layers
 from jax_transformer.models.parameters import Tree, split
+from jax_transformer.porting.pretrained import Pretrained
 from jax_transformer.training.checkpoint import CheckpointStore
 from jax_transformer.training.config import TrainConfig
+from jax_transformer.training.initial import Given, brought_along, given, kept, load_initial
 from jax_transformer.training.language import LanguageTask
 from jax_transformer.training.language_config import LanguageConfig
 from jax_transformer.training.mesh import data_mesh, replicated
 from jax_transformer.training.metrics import read_metrics
-from jax_transformer.training.optimizer import adam
+from jax_transformer.training.optimizer import adam, moved_in
 from jax_transformer.training.run import (
     AnyModelConfig,
     RunDirectory,
     abstract_model,
+    depth_of,
     make_model,
     on_device,
     width_of,
@@ -35,7 +38,13 @@ from jax_transformer.training.schedule import (
     noam_schedule,
     wsd_schedule,
 )
-from jax_transformer.training.settings import RunConfig, check_unchanged, load_settings, to_json
+from jax_transformer.training.settings import (
+    LayerLayout,
+    RunConfig,
+    check_unchanged,
+    load_settings,
+    to_json,
+)
 from jax_transformer.training.step import (
     StepMetrics,
     TrainState,
@@ -70,6 +79,10 @@ class Setup:
     parameters: int
     like: Tree
     """Shapes of the parameters in the canonical layout: layers as a list."""
+    stacked: bool
+    """Whether the layers are trained as one."""
+    brought: tuple[dict[str, Any], dict[str, bytes]]
+    """Of a model that was made elsewhere, see `initial.brought_along`."""
 
     def learning_rate(self, step: int) -> float:
         """The rate of the update after `step` updates."""
@@ -77,7 +90,7 @@ class Setup:
 
     def canonical(self, tree: Tree) -> Tree:
         """A tree of the training state with its layers as a list."""
-        return to_canonical(tree, self.like) if self.config.stacked else tree
+        return to_canonical(tree, self.like) if self.stacked else tree
 
     def saved_config(self) -> dict[str, Any]:
         """What `config.json` holds."""
@@ -86,6 +99,7 @@ class Setup:
             "training": to_json(self.config),
             "model": self.task.model_config.to_dict(),
             "data": {"sha256": self.task.digest()},
+            **self.brought[0],
         }
 
     def summary(self) -> str:
@@ -107,12 +121,16 @@ def prepare(config: RunConfig) -> Setup:
     """
     if config.resume is None:
         run = RunDirectory.new(config.out)
+        initial = load_initial(config)
+        brought = brought_along(initial)
     else:
-        run = RunDirectory(config.resume)
+        run, initial = RunDirectory(config.resume), None
         check_resumable(config, run)
-    task = read_task(config, run)
+        brought = kept(run), {}
+    task = read_task(config, run, given(config, run, initial))
     mesh = data_mesh()
     canonical, params, _ = abstract_model(task.model_config)
+    stacked = stacks(config.layers, task.model_config)
     schedule = make_schedule(config, width_of(task.model_config))
     optimizer = adam(
         schedule,
@@ -122,10 +140,13 @@ def prepare(config: RunConfig) -> Setup:
         max_norm=config.optimizer.max_norm,
         weight_decay=config.optimizer.weight_decay,
     )
-    graphdef, state, buffers = start(config, task.model_config, optimizer, mesh)
+    graphdef = structure(task.model_config, stacked)
+    state, buffers = jax.device_put(
+        start(config, task.model_config, initial, optimizer, stacked), replicated(mesh)
+    )
     window = LogWindow.empty()
     if config.resume is not None:
-        state, buffers, window = restore(config, run, params, (state, buffers), mesh)
+        state, buffers, window = restore(run, params, (state, buffers), mesh, stacked)
     valid_evaluator, test_evaluator = task.evaluators(canonical, buffers)
     train_step = make_train_step(
         graphdef,
@@ -152,6 +173,8 @@ def prepare(config: RunConfig) -> Setup:
         start_step=int(state.step),
         parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
         like=params,
+        stacked=stacked,
+        brought=brought,
     )
 
 
@@ -177,16 +200,16 @@ def check_resumable(config: RunConfig, run: RunDirectory) -> None:
         )
 
 
-def read_task(config: RunConfig, run: RunDirectory) -> Task:
+def read_task(config: RunConfig, run: RunDirectory, given: Given | None) -> Task:
     """The task that the settings are of, its data read and checked.
 
     Raises:
         InputError: data, or the files of a run to resume, that cannot be used.
     """
     if isinstance(config, LanguageConfig):
-        return LanguageTask.read(config, run)
+        return LanguageTask.read(config, run, given)
     assert isinstance(config, TrainConfig)
-    return TranslationTask.read(config, run)
+    return TranslationTask.read(config, run, given)
 
 
 def make_schedule(config: RunConfig, d_model: int) -> optax.Schedule:
@@ -201,29 +224,59 @@ def make_schedule(config: RunConfig, d_model: int) -> optax.Schedule:
     return schedule(d_model, warmup, scale)
 
 
+def stacks(layers: LayerLayout, model: AnyModelConfig) -> bool:
+    """Whether training runs the layers under `lax.scan`; `auto`: where they are many and alike."""
+    if layers == "auto":
+        return depth_of(model) > 8 and getattr(model, "local_layer", None) is None
+    return layers == "stacked"
+
+
+def structure(model_config: AnyModelConfig, stacked: bool) -> nnx.GraphDef:
+    """The model's structure as it is trained.
+
+    Raises:
+        InputError: layers that cannot be stacked.
+    """
+    model = nnx.eval_shape(lambda: make_model(model_config, rngs=nnx.Rngs(0)))
+    return split(stack_template(model) if stacked else model)[0]
+
+
 def start(
     config: RunConfig,
     model_config: AnyModelConfig,
+    initial: Pretrained | None,
     optimizer: optax.GradientTransformation,
-    mesh: Mesh,
-) -> tuple[nnx.GraphDef, TrainState, Tree]:
-    """The model's structure as it is trained, the state before the first step, the buffers."""
-    model = make_model(model_config, rngs=nnx.Rngs(config.seed))
-    graphdef, params, buffers = split(model)
-    if config.stacked:
-        params = stack_layers(params)
-        graphdef, _, _ = split(stack_template(model))
-    state = start_state(params, optimizer, average_decay=config.optimizer.average_decay)
-    state, buffers = jax.device_put((state, buffers), replicated(mesh))
-    return graphdef, state, buffers
+    stacked: bool,
+) -> tuple[TrainState, Tree]:
+    """The state before the first step, and the buffers: of a new model, or of `initial`."""
+    if initial is None:
+        _, params, buffers = split(make_model(model_config, rngs=nnx.Rngs(config.seed)))
+    else:
+        params, buffers = initial.params, initial.buffers
+
+    def laid_out(tree: Tree) -> Tree:
+        return stack_layers(tree) if stacked else tree
+
+    decay = config.optimizer.average_decay
+    state = start_state(laid_out(params), optimizer, average_decay=decay)
+    moved = None if initial is None else initial.optimizer
+    if moved is None:
+        return state, buffers
+    average = state.average
+    if decay and moved.average is not None:
+        average = laid_out(moved.average)
+    opt_state = moved_in(
+        state.opt_state, laid_out(moved.first), laid_out(moved.second), moved.updates
+    )
+    return TrainState(state.params, opt_state, jnp.int32(moved.updates), average), buffers
 
 
 def restore(
-    config: RunConfig,
     run: RunDirectory,
     like: Tree,
     start: tuple[TrainState, Tree],
     mesh: Mesh,
+    stacked: bool,
 ) -> tuple[TrainState, Tree, LogWindow]:
     """What the run's newest checkpoint holds: the state in the layout of that at the start, the
     buffers, the window.
@@ -233,14 +286,14 @@ def restore(
     """
     state, buffers = start
     expected = checkpoint_tree(state, LogWindow.empty())
-    if config.stacked:
+    if stacked:
         expected = jax.eval_shape(lambda tree: to_canonical(tree, like), expected)
     expected |= {"buffers": buffers}
     with CheckpointStore(run.latest) as store:
         values = store.restore(on_device(expected, replicated(mesh)))
     window = LogWindow(**jax.device_get(values.pop("window")))
     buffers = values.pop("buffers")
-    if config.stacked:
+    if stacked:
         values = map_params(stack_layers, values, like)
     return TrainState(**values), buffers, window
 

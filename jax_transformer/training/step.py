@@ -11,7 +11,13 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from jax_transformer.config import IGNORED_LABEL, DecoderOnlyConfig, ModelConfig
+from jax_transformer.config import (
+    IGNORED_LABEL,
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    ModelConfig,
+)
+from jax_transformer.decoding.greedy import table_rows
 from jax_transformer.errors import InputError
 from jax_transformer.layers.mask import create_decoder_length_mask, create_length_mask
 from jax_transformer.models.parameters import Tree, cast
@@ -85,7 +91,7 @@ def language_loss(
     )
 
 
-def check_batch(batch: Any, config: ModelConfig) -> None:
+def check_batch(batch: Any, config: ModelConfig | EncoderDecoderConfig) -> None:
     """Refuse a batch that the model would read NaN or nonsense from, before it is on a device.
 
     Args:
@@ -111,13 +117,14 @@ def check_batch(batch: Any, config: ModelConfig) -> None:
                 f"batch.{name} is {list(np.shape(getattr(batch, name)))}, must be {list(shape)}: "
                 f"all fields have the same rows, decoder_input and labels the same width"
             )
+    table = table_rows(config)
     for name, width in (("source", source_width), ("labels", target_width)):
-        if width > config.max_len:
+        if table is not None and width > table:
             raise InputError(
-                f"batch.{name} has rows of {width} tokens, more than the {config.max_len} of the "
+                f"batch.{name} has rows of {width} tokens, more than the {table} of the "
                 f"position table: cut them, or make the model with a larger max_len"
             )
-    check_values("batch.source", batch.source, config.src_vocab_size)
+    check_values("batch.source", batch.source, config.src_vocab_size or 0)
     check_values("batch.decoder_input", batch.decoder_input, config.tgt_vocab_size)
     check_values("batch.labels", batch.labels, config.tgt_vocab_size, other=IGNORED_LABEL)
     check_values("batch.source_lengths", batch.source_lengths, source_width + 1)

@@ -10,18 +10,32 @@ from typing import Any
 
 from flax import nnx
 
-from jax_transformer.config import ModelConfig
+from jax_transformer.config import (
+    BOS_ID,
+    EOS_ID,
+    OWN_RULES,
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    GenerationConfig,
+    ModelConfig,
+)
 from jax_transformer.data import corpora
 from jax_transformer.data.batches import Batches
 from jax_transformer.data.corpora import Corpus
+from jax_transformer.porting.text import PretrainedTokenizer
 from jax_transformer.data.text import read_parallel, read_tsv
 from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.decoding.greedy import table_rows
 from jax_transformer.models.parameters import Tree
 from jax_transformer.training.config import DataConfig, TrainConfig
 from jax_transformer.training.evaluate import TranslationEvaluator
+from jax_transformer.training.initial import Given
 from jax_transformer.training.loss import LossSum
-from jax_transformer.training.run import RunDirectory
+from jax_transformer.training.run import AnyModelConfig, RunDirectory
 from jax_transformer.training.step import batch_loss, check_batch
+
+PairTokenizer = Tokenizer | PretrainedTokenizer
+"""Of both languages."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,43 +43,59 @@ class TranslationTask:
     """The `Task` of a `TrainConfig`."""
 
     corpus: Corpus
-    tokenizer: Tokenizer
-    model_config: ModelConfig
+    tokenizer: PairTokenizer
+    model_config: ModelConfig | EncoderDecoderConfig
     batches: Batches
+    around: tuple[int, int | None]
+    """What a decoder begins with, and what is put after a sentence, if the tokenizer does not."""
+    rules: GenerationConfig
 
     testing = "Translating the test sentences with the best model ..."
 
     @classmethod
-    def read(cls, config: TrainConfig, run: RunDirectory) -> "TranslationTask":
-        """Read the data; make tokenizer and model config, or load those of the run to resume.
+    def read(cls, config: TrainConfig, run: RunDirectory, given: Given | None) -> "TranslationTask":
+        """Read the data; make tokenizer and model config, if they are not given.
 
         Raises:
             InputError: data that cannot be used; files of a run that do not fit each other.
         """
         corpus = load_corpus(config.data, config.seed)
-        if config.resume is None:
+        if config.resume is not None:
+            run.check_digest(digest(corpus))
+        around: tuple[int, int | None] = (BOS_ID, EOS_ID)
+        rules = OWN_RULES
+        if given is None:
             text = [*corpus.train.sources, *corpus.train.targets]
-            tokenizer = Tokenizer.train(text, config.data.vocab_size)
-            model_config = ModelConfig(
+            tokenizer: PairTokenizer = Tokenizer.train(text, config.data.vocab_size)
+            model_config: AnyModelConfig = ModelConfig(
                 **dataclasses.asdict(config.model),
                 src_vocab_size=tokenizer.vocab_size,
                 tgt_vocab_size=tokenizer.vocab_size,
             )
         else:
-            run.check_digest(digest(corpus))
-            model_config = run.load_model_config()
-            assert isinstance(model_config, ModelConfig)
-            tokenizer = run.load_tokenizer(model_config)
-            assert isinstance(tokenizer, Tokenizer)
+            model_config, rules, around = given.model_config, given.rules, given.around_sentences()
+            assert isinstance(given.tokenizer, Tokenizer | PretrainedTokenizer)
+            tokenizer = given.tokenizer
+        assert not isinstance(model_config, DecoderOnlyConfig)
+        max_length = table_rows(model_config)
         batches = Batches(
-            tokenizer.encode_batch(corpus.train.sources, max_length=model_config.max_len),
-            tokenizer.encode_batch(corpus.train.targets, max_length=model_config.max_len),
+            tokenizer.encode_batch(corpus.train.sources, max_length=max_length),
+            tokenizer.encode_batch(corpus.train.targets, max_length=max_length),
             tokens_per_batch=config.tokens_per_batch,
             seed=config.seed,
             vocab_size=tokenizer.vocab_size,
-            max_length=model_config.max_len,
+            max_length=max_length,
+            start_id=around[0],
+            end_id=around[1],
         )
-        return cls(corpus=corpus, tokenizer=tokenizer, model_config=model_config, batches=batches)
+        return cls(
+            corpus=corpus,
+            tokenizer=tokenizer,
+            model_config=model_config,
+            batches=batches,
+            around=around,
+            rules=rules,
+        )
 
     @property
     def loss(self) -> Callable[..., LossSum]:
@@ -95,7 +125,15 @@ class TranslationTask:
         self, graphdef: nnx.GraphDef, buffers: Tree
     ) -> tuple[TranslationEvaluator, TranslationEvaluator]:
         valid, test = (
-            TranslationEvaluator(graphdef, buffers, self.model_config, self.tokenizer, text)
+            TranslationEvaluator(
+                graphdef,
+                buffers,
+                self.model_config,
+                self.tokenizer,
+                text,
+                around=self.around,
+                rules=self.rules,
+            )
             for text in (self.corpus.valid, self.corpus.test)
         )
         return valid, test

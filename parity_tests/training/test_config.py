@@ -13,7 +13,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.training.config import PRESETS, TrainConfig, load_config, parse
 from jax_transformer.training.language_config import LANGUAGE_PRESETS, LanguageConfig
 from jax_transformer.training.settings import leaves, to_json
-from jax_transformer.training.setup import make_schedule
+from jax_transformer.training.setup import make_schedule, stacks
 from jax_transformer.training.tokenize import Tokenize
 
 
@@ -54,14 +54,12 @@ def test_the_original_preset_is_the_base_model_of_the_paper():
 
 
 def test_the_layers_are_stacked_where_that_is_asked_for_or_they_are_many():
-    def stacked(**changes):
-        return dataclasses.replace(PRESETS["original"], **changes).stacked
-
-    deep = dataclasses.replace(PRESETS["original"].model, num_decoder_layers=24)
-    assert [stacked(layers=layout) for layout in ("auto", "listed", "stacked")] == [
+    base = ModelConfig(src_vocab_size=8, tgt_vocab_size=8)
+    deep = dataclasses.replace(base, num_decoder_layers=24)
+    assert [stacks(layout, base) for layout in ("auto", "listed", "stacked")] == [
         False, False, True,
     ]  # fmt: skip
-    assert [stacked(layers=layout, model=deep) for layout in ("auto", "listed")] == [True, False]
+    assert [stacks(layout, deep) for layout in ("auto", "listed")] == [True, False]
 
 
 def test_flags_set_what_they_name_and_nothing_else():
@@ -255,6 +253,6 @@ def test_translation_can_use_every_schedule(name, expected):
         decay_fraction=0.4,
     )  # fmt: skip
     config = dataclasses.replace(PRESETS["tiny"], optimizer=optimizer)
-    schedule = make_schedule(config, ModelConfig(src_vocab_size=9, tgt_vocab_size=9))
+    schedule = make_schedule(config, 512)
     for step, rate in expected.items():
         assert float(schedule(step - 1)) == pytest.approx(rate, rel=1e-6)

@@ -98,7 +98,7 @@ def test_rates_are_those_of_warmup_stable_decay(learnt):
 def evaluator(model, documents, rows):
     return LanguageEvaluator(
         model.graphdef, model.buffers, model.config, model.tokenizer, documents,
-        prompt="", sample_tokens=1, rows=rows,
+        prompt="", sample_tokens=1, rows=rows, context=model.config.max_len,
     )  # fmt: skip
 
 

@@ -235,7 +235,7 @@ def test_stacked_and_listed_layers_train_alike_and_read_each_others_checkpoints(
     for reader, written in (("stacked", "listed"), ("listed", "stacked")):
         setup, run = setups[reader], setups[written].run
         start = (setup.state, setup.buffers)
-        state, _, _ = restore(setup.config, run, setup.like, start, setup.mesh)
+        state, _, _ = restore(run, setup.like, start, setup.mesh, setup.stacked)
         assert leaf_types(state._asdict()) == leaf_types(setup.state._asdict())
         tiny.assert_same_bits(
             tiny.named(setup.canonical(state._asdict())), tiny.named(saved[written])

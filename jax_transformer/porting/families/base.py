@@ -227,7 +227,8 @@ def write_config(family: Family, config: Config, source: Values | None = None) -
 
     Args:
         source: the `config.json` that the model once came from. It is kept where it says the same:
-            a field that `family` skips, or that has several spellings of one meaning.
+            a field that `family` skips, or that has several spellings of one meaning. A rate of
+            dropout that the family cannot say is left out: it matters to training only.
 
     Raises:
         InputError: a setting of ours that the family cannot express.
@@ -246,8 +247,7 @@ def write_config(family: Family, config: Config, source: Values | None = None) -
     if family.model_types:
         values = {"architectures": [family.architecture], "model_type": family.model_types[0]}
     again = read_config(family, values | fields)
-    if again != config:
-        difference = first_difference(config, again)
+    if difference := first_difference(config, again):
         raise InputError(f"the family {family.name} has no config for this model: {difference}")
     if source is None:
         return values | fields
@@ -268,13 +268,13 @@ def unknown_field(name: str, known: Sequence[str]) -> str:
     return f"field {name!r} is not known{meant}: add it to the family's table"
 
 
-def first_difference(config: Config, other: Config) -> str:
-    """The first setting in which they differ."""
+def first_difference(config: Config, other: Config) -> str | None:
+    """The first setting in which they differ, but for rates of dropout."""
     ours, theirs = unnest(config.to_dict()), unnest(other.to_dict())
     for name, value in ours.items():
-        if theirs.get(name) != value:
+        if theirs.get(name) != value and not name.endswith("dropout"):
             return f"{name}={value!r} would become {theirs.get(name)!r}"
-    return "they differ in which settings they have"
+    return None if ours.keys() == theirs.keys() else "they differ in which settings they have"
 
 
 def get(config: Any, path: str) -> Any:
