@@ -86,6 +86,11 @@ class Port:
     with_optimizer: bool = False
     """With Adam's moments and the number of updates: between a run and a training checkpoint of
     PyTorch (`.pt`)."""
+    sharding: Annotated[
+        str | None, tyro.conf.arg(metavar="data=N,model=M", help_behavior_hint="(default: whole)")
+    ] = None
+    """Lay the tensors of our directory out in the parts that the devices of such a mesh read, each
+    its own, by `from_pretrained(DESTINATION, sharding=...)`."""
     dry_run: bool = False
     """Only show what would become of each tensor."""
 
@@ -115,6 +120,8 @@ def port_command(options: Port) -> None:
     to = options.to or format_for(options.destination, checkpoint)
     find = find_way_with_optimizer if options.with_optimizer else find_way
     way = find(checkpoint, options.destination, to, family=options.family, dtype=dtype)
+    if options.sharding is not None:
+        way = in_parts(way, options.sharding, to)
     console = Console(highlight=False)
     source = way.about["source"]
     console.print(
@@ -133,6 +140,23 @@ def port_command(options: Port) -> None:
         console.print(f"ignored {name}: {reason}", soft_wrap=True, markup=False)
     count = len(manifest["tensors"])
     console.print(f"{options.destination}: {count:,} tensors", soft_wrap=True, markup=False)
+
+
+def in_parts(way: Way, sharding: str, to: Format) -> Way:
+    """The same, tensors laid out for a mesh.
+
+    Raises:
+        InputError: another format than ours, no sizes of a mesh, or some that do not divide.
+    """
+    from jax_transformer.training.mesh import parse_axes, parts_of
+
+    sizes = parse_axes(sharding)
+    if to != OWN:
+        raise InputError(f"--sharding: only our directories are laid out for devices, not {to}")
+    parts = parts_of({name: header.shape for name, header in way.plan.headers().items()}, sizes)
+    options: dict[str, Any] = {"parts": parts}
+    make_writer = functools.partial(way.make_writer, **options)
+    return way._replace(make_writer=make_writer, about={**way.about, "sharding": sizes})
 
 
 def format_for(destination: Path, checkpoint: Checkpoint) -> Format:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from jax_transformer.config import (
     EOS_ID,
@@ -30,11 +31,12 @@ from jax_transformer.porting.formats.base import Checkpoint, LazyTensor
 from jax_transformer.porting.generation import rules_of
 from jax_transformer.porting.identify import OWN, Identified, identify, make_model, skeleton
 from jax_transformer.porting.optimizer import PREFIXES, AdamSettings, AdamState
+from jax_transformer.porting.place import Shardings, place, shardings_of
 from jax_transformer.porting.port import Format, names_of, own_config, way_of
 from jax_transformer.porting.port_optimizer import state_of, whole_plan
 from jax_transformer.porting.recognise import open_checkpoint
 from jax_transformer.porting.speech import speech_rules
-from jax_transformer.porting.stream import port, stream
+from jax_transformer.porting.stream import headers, port, stream
 from jax_transformer.porting.text import AnyTokenizer, tokenizer_of
 
 
@@ -165,6 +167,7 @@ def from_pretrained(
     *,
     family: str | None = None,
     with_optimizer: bool = False,
+    sharding: Mesh | str | Shardings | None = None,
 ) -> Pretrained:
     """The model of a Hugging Face folder, a ported directory, a run, or any file that `port` takes.
 
@@ -173,26 +176,37 @@ def from_pretrained(
         dtype: of the floating-point parameters; by default each keeps its own.
         family: its family, where files do not say it.
         with_optimizer: Adam's state too; of a run what it goes on from, not its best model.
+        sharding: split the tensors over devices as they are read, with no copy of all of them on
+            the host: `data=1,model=8`, a mesh of such axes (see `training.mesh`), or what gives the
+            sharding of each dotted name. By default all are on the first device.
 
     Raises:
-        InputError: what `jax-transformer port` refuses; float64 while JAX has none.
+        InputError: what `jax-transformer port` refuses; float64 while JAX has none; too few
+            devices, or more than can split a tensor equally.
     """
     source = identify(open_checkpoint(Path(path), latest=with_optimizer), family)
     wanted = None if dtype is None else np.dtype(dtype)
     graphdef, shapes, buffer_shapes = skeleton(source.config)
-    leaves: dict[str, jax.Array] = {}
     plan = source.plan()
     whole, tensors, state = plan, source.checkpoint.tensors, None
     if with_optimizer:
         state, _ = state_of(source, plan)
         whole, tensors = whole_plan(source, plan, state)
-    for name, array in stream(whole, tensors, wanted):
-        if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+    made = headers(whole, wanted)
+    for name, header in made.items():
+        if jax.dtypes.canonicalize_dtype(header.dtype) != header.dtype:
             raise InputError(
-                f"{path}: {name} is {array.dtype}, which JAX has only after jax.config.update("
+                f"{path}: {name} is {header.dtype}, which JAX has only after jax.config.update("
                 f"'jax_enable_x64', True): set that, or dtype='float32'"
             )
-        leaves[name] = jnp.array(array)  # a copy: the array is the file
+    put: Shardings | None = None
+    if sharding is None:
+        # Copies: the arrays are the file.
+        leaves = {name: jnp.array(array) for name, array in stream(whole, tensors, wanted)}
+    else:
+        with named(Path(path)):
+            put = shardings_of(sharding, {name: header.shape for name, header in made.items()})
+        leaves = dict(place(whole, tensors, wanted, put))
     names = flatten(shapes)
     params = unflatten({name: leaf for name, leaf in leaves.items() if name in names}, shapes)
     optimizer = None if state is None else adam_of(state, leaves, shapes)
@@ -201,6 +215,9 @@ def from_pretrained(
         buffers = unflatten(given, buffer_shapes)
     else:
         buffers = jax.jit(lambda: split(make_model(source.config))[2])()
+        if put is not None:
+            moved = {n: jax.device_put(leaf, put(n)) for n, leaf in flatten(buffers).items()}
+            buffers = unflatten(moved, buffers)
     return Pretrained(
         config=source.config,
         graphdef=graphdef,

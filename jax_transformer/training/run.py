@@ -38,7 +38,7 @@ from jax_transformer.porting.generation import PART
 from jax_transformer.porting.identify import family_named
 from jax_transformer.training.checkpoint import CheckpointStore
 from jax_transformer.training.metrics import replace_file
-from jax_transformer.training.settings import TaskName, read_bytes, read_json
+from jax_transformer.training.settings import TaskName, read_json
 
 AnyModelConfig = ModelConfig | EncoderDecoderConfig | DecoderOnlyConfig
 
@@ -173,7 +173,7 @@ class RunDirectory:
         """
         values, path = read_json(self.config), self.tokenizer
         if PART in values:
-            tokenizer: TextTokenizer = PretrainedTokenizer(read_bytes(path), path)
+            tokenizer: TextTokenizer = PretrainedTokenizer(path)
         elif isinstance(model, DecoderOnlyConfig):
             tokenizer = load_tokenizer(path)
         else:

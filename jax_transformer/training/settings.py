@@ -150,17 +150,13 @@ Settings = TypeVar("Settings", bound=RunConfig)
 # What a resumed run may set anew: how long and how often, not what is computed.
 RESUMABLE = ("steps", "evaluate_every", "checkpoint_every", "log_every")
 
-BROUGHT = {
-    "model": ("context",),
-    "data": ("tokenizer", "vocab_size"),
-}
-"""What a model that a run begins with brings along: all settings under `model` but these, and these
-under `data`."""
+BROUGHT = ("model", "data")
+"""Groups of settings of which a model that a run begins with brings some along."""
 
 
 def is_brought(group: str, name: str) -> bool:
-    """Whether `init_from` says the setting."""
-    return group in BROUGHT and (name in BROUGHT[group]) == (group == "data")
+    """Whether it brings that setting: all of its form but the length of rows, and its tokens."""
+    return name != "context" if group == "model" else name in ("tokenizer", "vocab_size")
 
 
 def parse_settings(
@@ -202,7 +198,7 @@ def check_no_architecture(arguments: Sequence[str]) -> None:
     for argument in arguments:
         flag = argument.partition("=")[0].replace("_", "-")
         group, _, name = flag.removeprefix("--").partition(".")
-        if flag.startswith("--") and is_brought(group, name.replace("-", "_")):
+        if flag.startswith("--") and group in BROUGHT and is_brought(group, name.replace("-", "_")):
             raise InputError(
                 f"{flag} with --init-from: architecture and tokenizer are those of the model, "
                 f"leave it out"
@@ -299,27 +295,16 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         InputError: the file is missing or is no JSON object.
     """
-    content = read_bytes(path)
     try:
-        values = json.loads(content)
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON ({error}): restore it from a copy") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: must hold a JSON object: restore it from a copy")
-    return values
-
-
-def read_bytes(path: Path) -> bytes:
-    """A file of a run.
-
-    Raises:
-        InputError: the file is missing or cannot be read.
-    """
-    try:
-        return path.read_bytes()
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(
             f"{path} is missing: {path.parent} is not a run directory of train.py"
         ) from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON ({error}): restore it from a copy") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: must hold a JSON object: restore it from a copy")
+    return values

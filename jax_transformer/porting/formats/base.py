@@ -31,6 +31,9 @@ SYNC = 1 << 26
 """Bytes that are put onto the disk at once."""
 
 
+Index = tuple[slice, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class LazyTensor:
     """A tensor in a file: its header is known, its numbers are read when asked for."""
@@ -40,6 +43,8 @@ class LazyTensor:
     load: Callable[[], np.ndarray] = dataclasses.field(repr=False)
     stored: str = ""
     """How the file holds it, if not as `dtype`: the name of a quantised type, say."""
+    load_part: Callable[[Index], np.ndarray] | None = dataclasses.field(default=None, repr=False)
+    """Reads a part of it alone, where the format has a way."""
 
     def read(self) -> np.ndarray:
         """The numbers; where they can be, mapped from the file and not to be written to.
@@ -48,6 +53,14 @@ class LazyTensor:
             InputError: the file cannot be read any more.
         """
         return self.load()
+
+    def read_part(self, index: Index) -> np.ndarray:
+        """Its numbers there, a slice for each axis.
+
+        Raises:
+            InputError: the file cannot be read any more.
+        """
+        return self.load()[index] if self.load_part is None else self.load_part(index)
 
     @property
     def nbytes(self) -> int:

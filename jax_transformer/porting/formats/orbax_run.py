@@ -15,6 +15,7 @@ import collections
 import contextlib
 import errno
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,6 +40,7 @@ from jax_transformer.porting.formats.base import (
     write_json,
 )
 from jax_transformer.porting.formats.huggingface import companions, copy_companions
+from jax_transformer.porting.operations import Shape
 from jax_transformer.porting.plan import Header
 
 FORMAT = "orbax"
@@ -140,6 +142,7 @@ def lazy(path: Path, name: str) -> LazyTensor:
         tuple(store.shape),
         np.dtype(store.dtype.numpy_dtype),
         lambda: np.asarray(finished(path, store.read())),
+        load_part=lambda index: np.asarray(finished(path, store[index].read())),
     )
 
 
@@ -187,6 +190,8 @@ class FolderWriter(Writer):
             checkpoint, in which the names of `headers` stand for tensors. By default what is
             written is the best model.
         files: further files: name -> text.
+        parts: in how many parts each axis of each tensor is split over devices, which read their
+            own alone; by default in one.
 
     Raises:
         InputError: what `Writer` raises.
@@ -203,12 +208,14 @@ class FolderWriter(Writer):
         originals: Sequence[Path] = (),
         state: tuple[int, Any] | None = None,
         files: Mapping[str, str] | None = None,
+        parts: Mapping[str, Shape] | None = None,
     ):
         super().__init__(path, headers)
         self._config = config
         self._companions = companions
         self._originals = originals
         self._files = files or {}
+        self._parts = parts or {}
         self._place = BEST if state is None else LATEST
         self._step, self._tree = (0, best_tree(headers, buffers)) if state is None else state
         self._places = {name: place for place, name in named_leaves(self._tree)}
@@ -241,12 +248,11 @@ class FolderWriter(Writer):
             raise InputError(f"{self.path} cannot be written ({reason})") from error
 
     def write(self, name: str, array: np.ndarray) -> None:
-        shape = [max(1, size) for size in array.shape]
-        rows = max(1, BLOCK * shape[0] // max(1, array.nbytes)) if shape else 1
+        chunks = chunk_shape(array, self._parts.get(name, (1,) * array.ndim))
         layout = {
             "shape": array.shape,
             "dtype": zarr_dtype(array.dtype),
-            "chunks": [min(rows, size) for size in shape[:1]] + shape[1:],
+            "chunks": chunks,
             "compressor": None,
         }
         store = open_array(
@@ -263,8 +269,8 @@ class FolderWriter(Writer):
             finished(self._arrays, store.write(array))
             return
         writing: collections.deque[Any] = collections.deque()
-        for first in range(0, len(array), rows):
-            last = min(first + rows, len(array))
+        for first in range(0, len(array), chunks[0]):
+            last = min(first + chunks[0], len(array))
             writing.append(store[first:last].write(array[first:last]))
             if len(writing) == UNDER_WAY:
                 finished(self._arrays, writing.popleft())
@@ -302,6 +308,19 @@ class FolderWriter(Writer):
 
     def release(self) -> None:
         self._pool.shutdown()
+
+
+def chunk_shape(array: np.ndarray, parts: Shape) -> list[int]:
+    """What of an array is encoded at once: within one part, some of its rows."""
+    part = [max(1, size // count) for size, count in zip(array.shape, parts, strict=True)]
+    if not part:
+        return []
+    rows = max(1, BLOCK // (math.prod(part[1:]) * array.itemsize))
+    if rows >= part[0]:
+        return part
+    # Parts begin where chunks begin.
+    rows = max(n for n in range(1, rows + 1) if part[0] % n == 0) if parts[0] > 1 else rows
+    return [rows, *part[1:]]
 
 
 def best_tree(names: Iterable[str], buffers: Sequence[str]) -> Any:
