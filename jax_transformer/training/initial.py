@@ -24,9 +24,10 @@ from jax_transformer.porting.formats.base import MANIFEST
 from jax_transformer.porting.formats.orbax_run import SOURCE
 from jax_transformer.porting.generation import PART, generation_values, is_own, translated
 from jax_transformer.porting.identify import Identified, identify
-from jax_transformer.porting.pretrained import Pretrained, from_pretrained
+from jax_transformer.porting.pretrained import Pretrained, from_pretrained, named
 from jax_transformer.porting.recognise import open_checkpoint
-from jax_transformer.training.run import FAMILY, AnyModelConfig, RunDirectory, vocabulary_of
+from jax_transformer.porting.vocabulary import check_vocabulary
+from jax_transformer.training.run import FAMILY, AnyModelConfig, RunDirectory
 from jax_transformer.training.settings import RunConfig, read_json
 
 
@@ -124,13 +125,12 @@ def given(config: RunConfig, run: RunDirectory, initial: Pretrained | None) -> G
         raise InputError(
             f"--init-from {path}: it has no tokenizer.json: copy the tokenizer of the model there"
         )
-    if initial.tokenizer.vocab_size > vocabulary_of(model):
-        raise InputError(
-            f"--init-from {path}: its tokenizer has {initial.tokenizer.vocab_size} tokens, the "
-            f"model {vocabulary_of(model)}: copy the tokenizer of this model there"
-        )
+    check_vocabulary(initial.source)
     part = None if is_own(initial.source) else generation_values(initial.source)
-    return Given(model_config=model, tokenizer=initial.tokenizer, generation=part)
+    found = Given(model_config=model, tokenizer=initial.tokenizer, generation=part)
+    with named(initial.source.checkpoint.path):
+        found.around_documents() if config.task == "language" else found.around_sentences()
+    return found
 
 
 def load_initial(config: RunConfig) -> Pretrained | None:

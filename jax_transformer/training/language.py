@@ -90,6 +90,9 @@ class LanguageTask:
                 f"--prompt has more tokens than the {config.model.context - 2} that leave room "
                 f"for one in model.context={config.model.context}: shorten it"
             )
+        if tokenizer.vocab_size > model_config.vocab_size:
+            for part in parts.values():
+                check_rows(part, model_config.vocab_size)
         around = OWN_ENDS if given is None else given.around_documents()
         batches = PackedBatches(
             parts["train"],
@@ -203,6 +206,21 @@ def read_documents(
         hashed.update(repr(documents).encode())
         found[part] = tokenize(documents, bare)
     return found, tokenizer, hashed.hexdigest()
+
+
+def check_rows(documents: TokenDocuments, vocab_size: int) -> None:
+    """Refuse text with tokens that a model does not have, though its tokenizer does.
+
+    Raises:
+        InputError: naming the first document.
+    """
+    for index, (start, end) in enumerate(zip(documents.starts, documents.ends, strict=True)):
+        highest = int(documents.ids[start:end].max(initial=0))
+        if highest >= vocab_size:
+            raise InputError(
+                f"document {index} has the token {highest}, but the model has {vocab_size} of "
+                f"them: leave that text out"
+            )
 
 
 def same_tokenizer(one: TextTokenizer, other: TextTokenizer) -> bool:

@@ -179,10 +179,8 @@ class RunDirectory:
         else:
             tokenizer = Tokenizer.load(path)
         expected = vocabulary_of(model)
-        # A model that was made elsewhere may have rows to spare.
-        if tokenizer.vocab_size > expected or (
-            FAMILY not in values and tokenizer.vocab_size != expected
-        ):
+        # A model that was made elsewhere may have rows to spare, or tokens added without any.
+        if FAMILY not in values and tokenizer.vocab_size != expected:
             raise InputError(
                 f"{path} has {tokenizer.vocab_size} tokens, but the model in {self.config} has "
                 f"{expected}: restore the run's own tokenizer"

@@ -31,7 +31,7 @@ from jax_transformer.training.config import DataConfig, TrainConfig
 from jax_transformer.training.evaluate import TranslationEvaluator
 from jax_transformer.training.initial import Given
 from jax_transformer.training.loss import LossSum
-from jax_transformer.training.run import AnyModelConfig, RunDirectory
+from jax_transformer.training.run import AnyModelConfig, RunDirectory, vocabulary_of
 from jax_transformer.training.step import batch_loss, check_batch
 
 PairTokenizer = Tokenizer | PretrainedTokenizer
@@ -83,7 +83,7 @@ class TranslationTask:
             tokenizer.encode_batch(corpus.train.targets, max_length=max_length),
             tokens_per_batch=config.tokens_per_batch,
             seed=config.seed,
-            vocab_size=tokenizer.vocab_size,
+            vocab_size=vocabulary_of(model_config),
             max_length=max_length,
             start_id=around[0],
             end_id=around[1],

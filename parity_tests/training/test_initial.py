@@ -251,6 +251,24 @@ def test_documents_begin_as_the_tokenizer_begins_texts_or_else_with_an_end(folde
     }
 
 
+def test_text_with_tokens_that_the_model_has_no_row_for_is_refused(folders, tmp_path):
+    shutil.copytree(folders / "gpt2", tmp_path / "model")
+    path = tmp_path / "model" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokenizer["added_tokens"] += [
+        {"id": i, "content": f"<picture {i}>", "special": True} | plain
+        for i in range(len(tokenizer["model"]["vocab"]), 301)
+    ]
+    path.write_text(json.dumps(tokenizer))
+    settings = settings_for("gpt2", tmp_path, tmp_path / "data", init_from=tmp_path / "model")
+    assert prepare(settings).task.tokenizer.vocab_size == 301
+    (text,) = settings.data.text
+    text.write_text(f"{text.read_text()}\n\na <picture 300>")
+    with pytest.raises(InputError, match="has the token 300, but the model has 300 of them"):
+        prepare(settings)
+
+
 def test_what_cannot_be_trained_is_refused(folders, tmp_path):
     example = test_bert.EXAMPLES[0]
     model: Any = example.model(torch.float32)
