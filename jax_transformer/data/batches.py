@@ -78,6 +78,7 @@ class Batches:
         row_multiple: the rows of a batch are a multiple of this (the number of devices).
         max_length: the longest row that the model accepts, `<eos>` included; None for any.
         max_buckets: the most batch shapes, each of which the train step is compiled for.
+        target_vocab_size: of the targets, if not V.
         start_id: what a decoder begins with.
         end_id: put after each sentence; None where they have their end.
 
@@ -100,6 +101,7 @@ class Batches:
         row_multiple: int = 1,
         max_length: int | None = None,
         max_buckets: int = 8,
+        target_vocab_size: int | None = None,
         start_id: int = BOS_ID,
         end_id: int | None = EOS_ID,
     ) -> None:
@@ -108,6 +110,7 @@ class Batches:
             sources,
             targets,
             vocab_size=vocab_size,
+            target_vocab_size=target_vocab_size,
             max_length=max_length,
             start_id=start_id,
             end_id=end_id,
@@ -172,6 +175,7 @@ def evaluation_batches(
     vocab_size: int,
     row_multiple: int = 1,
     max_length: int | None = None,
+    target_vocab_size: int | None = None,
     start_id: int = BOS_ID,
     end_id: int | None = EOS_ID,
 ) -> Iterator[EvaluationBatch]:
@@ -185,6 +189,7 @@ def evaluation_batches(
         sources,
         targets,
         vocab_size=vocab_size,
+        target_vocab_size=target_vocab_size,
         max_length=max_length,
         start_id=start_id,
         end_id=end_id,
@@ -274,6 +279,7 @@ class _Pairs:
         targets: TokenLists,
         *,
         vocab_size: int,
+        target_vocab_size: int | None,
         max_length: int | None,
         start_id: int,
         end_id: int | None,
@@ -284,9 +290,11 @@ class _Pairs:
                 f"each source needs exactly one target"
             )
         _check_not_empty(sources)
-        limits: Any = {"vocab_size": vocab_size, "max_length": max_length, "end_id": end_id}
-        self._sources = _Sentences(sources, "sources", **limits)
-        self._targets = _Sentences(targets, "targets", **limits)
+        limits: Any = {"max_length": max_length, "end_id": end_id}
+        self._sources = _Sentences(sources, "sources", vocab_size=vocab_size, **limits)
+        self._targets = _Sentences(
+            targets, "targets", vocab_size=target_vocab_size or vocab_size, **limits
+        )
         self._start_id = start_id
         self.lengths = np.maximum(self._sources.lengths, self._targets.lengths)
 

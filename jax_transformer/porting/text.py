@@ -1,6 +1,7 @@
 """The tokenizers that models come with."""
 
 import importlib
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,15 @@ class PretrainedTokenizer:
 
     source_pieces = pieces
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file as it was."""
+        with readable_errors(self._path):
+            content = self._path.read_bytes()
+        path = Path(path)
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_bytes(content)
+        partial.replace(path)
+
 
 class MarianTokenizer:
     """Marian's files: pieces of SentencePiece for either language, and the ids of these.
@@ -112,7 +122,8 @@ class MarianTokenizer:
         if missing:
             raise InputError(f"{files['vocab.json']} has no {missing[0]}: copy it again")
         self.source = processor(files["source.spm"])
-        self.target = processor(files["target.spm"]) if own else self.source
+        self.written = processor(files["target.spm"])
+        self.target = self.written if own else self.source
 
     @property
     def vocab_size(self) -> int:
@@ -141,7 +152,7 @@ class MarianTokenizer:
         Raises:
             InputError: as `encode_batch`.
         """
-        return self._encode(texts, self.target, self.target_ids, max_length)
+        return self._encode(texts, self.written, self.target_ids, max_length)
 
     def _encode(
         self,

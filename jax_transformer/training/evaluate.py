@@ -18,18 +18,21 @@ from jax_transformer.config import (
     ModelConfig,
 )
 from jax_transformer.data.batches import EvaluationBatch, evaluation_batches
-from jax_transformer.porting.text import PretrainedTokenizer
 from jax_transformer.data.text import ParallelText
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.decoding.greedy import table_rows
 from jax_transformer.decoding.translate import Translator
 from jax_transformer.layers.mask import create_length_mask, create_look_ahead_mask
 from jax_transformer.models.parameters import Tree
+from jax_transformer.porting.text import MarianTokenizer, PretrainedTokenizer
 from jax_transformer.training.report import ATTENTION_FILE
 from jax_transformer.training.step import batch_loss
 from jax_transformer.training.task import Evaluation
 
 SAMPLES = 3
+
+PairTokenizer = Tokenizer | PretrainedTokenizer | MarianTokenizer
+"""Of both languages."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,7 @@ class TranslationEvaluator:
         graphdef: nnx.GraphDef,
         buffers: Tree,
         config: ModelConfig | EncoderDecoderConfig,
-        tokenizer: Tokenizer | PretrainedTokenizer,
+        tokenizer: PairTokenizer,
         text: ParallelText,
         *,
         around: tuple[int, int | None] = (BOS_ID, EOS_ID),
@@ -75,7 +78,7 @@ class TranslationEvaluator:
         self._batches: list[EvaluationBatch] = list(
             self.batches(
                 tokenizer.encode_batch(text.sources),
-                tokenizer.encode_batch(text.targets),
+                encode_targets(tokenizer, text.targets),
                 tokens_per_batch,
             )
         )
@@ -89,7 +92,8 @@ class TranslationEvaluator:
             sources,
             targets,
             tokens_per_batch=tokens_per_batch,
-            vocab_size=self.config.tgt_vocab_size,
+            vocab_size=self.config.src_vocab_size or 0,
+            target_vocab_size=self.config.tgt_vocab_size,
             max_length=table_rows(self.config),
             start_id=start_id,
             end_id=end_id,
@@ -145,16 +149,19 @@ class TranslationEvaluator:
         source_ids = self.tokenizer.encode(source)
         # Bytes that are no text can come back as more tokens than the model wrote.
         table = table_rows(self.config)
-        target_ids = self.tokenizer.encode(hypothesis)[: None if table is None else table - 1]
+        (target_ids,) = encode_targets(self.tokenizer, [hypothesis])
+        target_ids = target_ids[: None if table is None else table - 1]
         (held,) = self.batches([source_ids], [target_ids], 1)
         source_ids = held.batch.source[0, : held.batch.source_lengths[0]]
         weights = cross_attention(self.graphdef, params, self.buffers, held.batch)
         # Row t is where the model looked when it chose token t, which it reads from t - 1.
         rows = np.asarray(weights)[: len(target_ids), : len(source_ids)]
+        own = isinstance(self.tokenizer, Tokenizer)
+        source_pieces = self.tokenizer.pieces if own else self.tokenizer.source_pieces
         return {
             "source": source,
             "hypothesis": hypothesis,
-            "source_tokens": self.tokenizer.pieces(source_ids),
+            "source_tokens": source_pieces(source_ids),
             "target_tokens": self.tokenizer.pieces(target_ids),
             "weights": rows.round(4).tolist(),
             "layer": self.config.num_decoder_layers,
@@ -173,6 +180,19 @@ def cross_attention(graphdef: nnx.GraphDef, params: Tree, buffers: Tree, batch: 
     enc_output = model.encode(batch.source, src_mask)
     weights = model.decoder.cross_attention(batch.decoder_input, enc_output, src_mask, tgt_mask)
     return weights[-1][0].mean(axis=0)
+
+
+def encode_targets(
+    tokenizer: PairTokenizer, texts: Sequence[str], max_length: int | None = None
+) -> list[list[int]]:
+    """The ids of each text in the language that is translated into.
+
+    Raises:
+        InputError: a text of more than `max_length` tokens.
+    """
+    own = isinstance(tokenizer, Tokenizer)
+    encode = tokenizer.encode_batch if own else tokenizer.encode_targets
+    return encode(texts, max_length=max_length)
 
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:

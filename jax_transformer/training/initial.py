@@ -16,9 +16,7 @@ from jax_transformer.config import (
     EncoderOnlyConfig,
     GenerationConfig,
 )
-from jax_transformer.data.characters import TextTokenizer
 from jax_transformer.data.packing import OWN_ENDS, Ends
-from jax_transformer.porting.text import PretrainedTokenizer
 from jax_transformer.errors import InputError
 from jax_transformer.porting.formats.base import MANIFEST
 from jax_transformer.porting.formats.orbax_run import SOURCE
@@ -26,6 +24,7 @@ from jax_transformer.porting.generation import PART, generation_values, is_own, 
 from jax_transformer.porting.identify import Identified, identify
 from jax_transformer.porting.pretrained import Pretrained, from_pretrained, named
 from jax_transformer.porting.recognise import open_checkpoint
+from jax_transformer.porting.text import AnyTokenizer, PretrainedTokenizer
 from jax_transformer.porting.vocabulary import check_vocabulary
 from jax_transformer.training.run import FAMILY, AnyModelConfig, RunDirectory
 from jax_transformer.training.settings import RunConfig, read_json
@@ -41,7 +40,7 @@ class Given:
     """
 
     model_config: AnyModelConfig
-    tokenizer: TextTokenizer
+    tokenizer: AnyTokenizer
     generation: Mapping[str, Any] | None
 
     @property

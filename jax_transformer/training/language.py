@@ -29,12 +29,12 @@ from jax_transformer.data.packing import (
     PackedBatches,
     evaluation_packs,
 )
-from jax_transformer.porting.text import PretrainedTokenizer
 from jax_transformer.data.tokens import TokenDocuments, open_tokens, tokenize
 from jax_transformer.decoding.generate import TextGenerator
 from jax_transformer.decoding.sampling import make_strategy
 from jax_transformer.errors import InputError
 from jax_transformer.models.parameters import Tree
+from jax_transformer.porting.text import MarianTokenizer, PretrainedTokenizer
 from jax_transformer.training.initial import Given
 from jax_transformer.training.language_config import LanguageConfig, LanguageDataConfig
 from jax_transformer.training.loss import LossSum
@@ -72,6 +72,7 @@ class LanguageTask:
             InputError: data that cannot be used; files of a run that do not fit each other.
         """
         saved = None if given is None else given.tokenizer
+        assert not isinstance(saved, MarianTokenizer)
         parts, tokenizer, text_digest = read_documents(config.data, config.seed, saved)
         if config.resume is not None:
             run.check_digest(text_digest)

@@ -28,14 +28,15 @@ from jax_transformer.config import (
     from_dict,
 )
 from jax_transformer.data.characters import TextTokenizer, load_tokenizer
-from jax_transformer.porting.text import PretrainedTokenizer
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import InputError
 from jax_transformer.models.decoder_only import DecoderOnly
 from jax_transformer.models.encoder_decoder import EncoderDecoder, Transformer
 from jax_transformer.models.parameters import Tree, split
+from jax_transformer.porting.formats.huggingface import companions
 from jax_transformer.porting.generation import PART
 from jax_transformer.porting.identify import family_named
+from jax_transformer.porting.text import AnyTokenizer, MarianTokenizer, tokenizer_from
 from jax_transformer.training.checkpoint import CheckpointStore
 from jax_transformer.training.metrics import replace_file
 from jax_transformer.training.settings import TaskName, read_json
@@ -96,7 +97,7 @@ class RunDirectory:
     def create(
         self,
         values: dict[str, Any],
-        tokenizer: TextTokenizer,
+        tokenizer: AnyTokenizer,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
         """Make the directory and write what defines the run, its config last.
@@ -119,7 +120,8 @@ class RunDirectory:
         for name, content in (files or {}).items():
             (self.path / name).parent.mkdir(exist_ok=True)
             replace_file(self.path / name, content)
-        tokenizer.save(self.tokenizer)
+        if not isinstance(tokenizer, MarianTokenizer):  # whose files are among these
+            tokenizer.save(self.tokenizer)
         self.save_config(values)
 
     def save_config(self, values: dict[str, Any]) -> None:
@@ -165,7 +167,7 @@ class RunDirectory:
                 f"with: restore the files, or start a new run"
             )
 
-    def load_tokenizer(self, model: AnyModelConfig) -> TextTokenizer:
+    def load_tokenizer(self, model: AnyModelConfig) -> AnyTokenizer:
         """The tokenizer of the run.
 
         Raises:
@@ -173,11 +175,12 @@ class RunDirectory:
         """
         values, path = read_json(self.config), self.tokenizer
         if PART in values:
-            tokenizer: TextTokenizer = PretrainedTokenizer(path)
-        elif isinstance(model, DecoderOnlyConfig):
-            tokenizer = load_tokenizer(path)
-        else:
-            tokenizer = Tokenizer.load(path)
+            family = family_named(str(values.get(FAMILY)), self.config)
+            if (found := tokenizer_from(companions(self.path), family)) is None:
+                raise InputError(f"{self.path} has no tokenizer: restore its files from a copy")
+            return found
+        load = load_tokenizer if isinstance(model, DecoderOnlyConfig) else Tokenizer.load
+        tokenizer: TextTokenizer = load(path)
         expected = vocabulary_of(model)
         # A model that was made elsewhere may have rows to spare, or tokens added without any.
         if FAMILY not in values and tokenizer.vocab_size != expected:
@@ -193,7 +196,7 @@ class TrainedModel(NamedTuple):
     translation model, a `DecoderOnlyConfig` that of a language model."""
 
     config: AnyModelConfig
-    tokenizer: TextTokenizer
+    tokenizer: AnyTokenizer
     graphdef: nnx.GraphDef
     params: Tree
     buffers: Tree

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from flax import nnx
 
-from jax_transformer.data.characters import TextTokenizer
 from jax_transformer.models.parameters import Tree
+from jax_transformer.porting.text import AnyTokenizer
 from jax_transformer.training.loss import LossSum
 from jax_transformer.training.run import AnyModelConfig
 
@@ -60,7 +60,7 @@ class Task(Protocol):
     """What is trained, on what: read and checked before anything is written."""
 
     @property
-    def tokenizer(self) -> TextTokenizer:
+    def tokenizer(self) -> AnyTokenizer:
         """Of the text, or of both languages."""
         ...
 

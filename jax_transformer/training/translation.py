@@ -22,20 +22,20 @@ from jax_transformer.config import (
 from jax_transformer.data import corpora
 from jax_transformer.data.batches import Batches
 from jax_transformer.data.corpora import Corpus
-from jax_transformer.porting.text import PretrainedTokenizer
 from jax_transformer.data.text import read_parallel, read_tsv
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.decoding.greedy import table_rows
 from jax_transformer.models.parameters import Tree
 from jax_transformer.training.config import DataConfig, TrainConfig
-from jax_transformer.training.evaluate import TranslationEvaluator
+from jax_transformer.training.evaluate import (
+    PairTokenizer,
+    TranslationEvaluator,
+    encode_targets,
+)
 from jax_transformer.training.initial import Given
 from jax_transformer.training.loss import LossSum
-from jax_transformer.training.run import AnyModelConfig, RunDirectory, vocabulary_of
+from jax_transformer.training.run import AnyModelConfig, RunDirectory
 from jax_transformer.training.step import batch_loss, check_batch
-
-PairTokenizer = Tokenizer | PretrainedTokenizer
-"""Of both languages."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,16 +74,17 @@ class TranslationTask:
             )
         else:
             model_config, rules, around = given.model_config, given.rules, given.around_sentences()
-            assert isinstance(given.tokenizer, Tokenizer | PretrainedTokenizer)
+            assert isinstance(given.tokenizer, PairTokenizer)
             tokenizer = given.tokenizer
         assert not isinstance(model_config, DecoderOnlyConfig)
         max_length = table_rows(model_config)
         batches = Batches(
             tokenizer.encode_batch(corpus.train.sources, max_length=max_length),
-            tokenizer.encode_batch(corpus.train.targets, max_length=max_length),
+            encode_targets(tokenizer, corpus.train.targets, max_length),
             tokens_per_batch=config.tokens_per_batch,
             seed=config.seed,
-            vocab_size=vocabulary_of(model_config),
+            vocab_size=model_config.src_vocab_size or 0,
+            target_vocab_size=model_config.tgt_vocab_size,
             max_length=max_length,
             start_id=around[0],
             end_id=around[1],

@@ -71,6 +71,9 @@ def test_tokens_and_texts_are_those_of_transformers(own, tmp_path):
     ours, expected = MarianTokenizer(files), theirs(tmp_path, own)
     for text, ids in zip(TEXTS, ours.encode_batch(TEXTS), strict=True):
         assert ids == expected(text).input_ids, text
+    for text, ids in zip(TARGET, ours.encode_targets(TARGET), strict=True):
+        assert ids == expected(text_target=text).input_ids, text
+        assert ours.pieces(ids)[-1] == "</s>"
     some = [[3, 9, 4, 7, 0], [1, 12, 13, 11], [2, 8, 8], []]
     for ids in some:
         assert ours.decode(ids) == expected.decode(ids, skip_special_tokens=True)

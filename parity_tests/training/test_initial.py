@@ -24,7 +24,7 @@ from jax_transformer.training.run import load_best
 from jax_transformer.training.settings import OptimizerConfig
 from jax_transformer.training.setup import prepare
 from parity_tests import tiny
-from parity_tests.porting import checkpoints
+from parity_tests.porting import checkpoints, test_text
 from parity_tests.porting.families import test_bart, test_bert, test_marian, test_t5
 from parity_tests.porting.test_generation import words
 
@@ -241,6 +241,49 @@ def test_with_its_optimizer_a_model_is_trained_as_its_run_would_go_on(tmp_path):
         prepare(dataclasses.replace(begun, out=tmp_path / "x", optimizer=other))
     with pytest.raises(InputError, match="has had 4 updates already, but steps=3"):
         prepare(dataclasses.replace(begun, out=tmp_path / "x", steps=3))
+
+
+def test_a_translator_with_vocabularies_of_its_own_keeps_their_files(tmp_path):
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    test_text.save(folder, own=True)
+    sizes = [
+        len(json.loads((folder / f"{name}vocab.json").read_text())) for name in ("", "target_")
+    ]
+    example = test_marian.example(
+        "small",
+        vocab_size=sizes[0],
+        decoder_vocab_size=sizes[1],
+        share_encoder_decoder_embeddings=False,
+        pad_token_id=sizes[1] - 1,
+        decoder_start_token_id=sizes[1] - 1,
+        eos_token_id=0,
+        forced_eos_token_id=0,
+        max_position_embeddings=64,
+    )
+    model: Any = example.model(torch.float32)
+    model.save_pretrained(folder)
+    pairs = zip(test_text.SOURCE * 8, test_text.TARGET * 8, strict=True)
+    lines = (f"{source} {i}\t{target} {i}\n" for i, (source, target) in enumerate(pairs))
+    (tmp_path / "pairs.tsv").write_text("".join(lines))
+    settings = tiny.config(tmp_path, init_from=folder, optimizer=OPTIMIZER)
+    data = dataclasses.replace(settings.data, tsv=tmp_path / "pairs.tsv", valid_size=3, test_size=3)
+    setup = prepare(dataclasses.replace(settings, data=data))
+    words = test_text.theirs(folder, True)
+    text = setup.task.corpus.valid
+    total = count = 0.0
+    for source, target in zip(text.sources, text.targets, strict=True):
+        inputs = words(source, text_target=target, return_tensors="pt")
+        with torch.no_grad():
+            total += float(model(**inputs).loss) * inputs["labels"].shape[1]
+        count += inputs["labels"].shape[1]
+    found = setup.valid_evaluator.loss(setup.canonical(setup.state.params))
+    assert found == pytest.approx(total / count, rel=3e-6)
+    setup.run.create(setup.saved_config(), setup.task.tokenizer, setup.brought[1])
+    for name in ("source.spm", "target.spm", "vocab.json", "target_vocab.json"):
+        assert (setup.run.path / name).read_bytes() == (folder / name).read_bytes()
+    again = setup.run.load_tokenizer(setup.run.load_model_config())
+    assert again.encode("the cat") == setup.task.tokenizer.encode("the cat")
 
 
 def test_documents_begin_as_the_tokenizer_begins_texts_or_else_with_an_end(folders):
