@@ -118,15 +118,8 @@ def decode(
     def step(state: DecodeState) -> DecodeState:
         index = state.length - 1
         token = jax.lax.dynamic_slice_in_dim(state.tokens, index, 1, axis=1)
-        slots = state.caches[0].self_attn.size
-        positions = jnp.broadcast_to(index, (batch, 1))
-        slot_positions = jnp.broadcast_to(jnp.arange(slots), (batch, slots))
-        tgt_mask = create_causal_mask(positions[:1], slot_positions[:1])
-        dec_output = model.decoder.step(
-            token, state.caches, src_mask, tgt_mask, positions, slot_positions
-        )
-        logits = restrict(model.project(dec_output)[:, 0], state.tokens, state.length, rules)
-        best = first_highest(logits)
+        logits = next_logits(model, token, index, state.caches, src_mask)
+        best = first_highest(restrict(logits, state.tokens, state.length, rules))
         best = jnp.where(state.ended, rules.pad_id, best)
         tokens = jax.lax.dynamic_update_slice_in_dim(
             state.tokens, best[:, None], state.length, axis=1
@@ -140,6 +133,23 @@ def decode(
             lambda state, size=size: (state.length <= size) & ~state.ended.all(), step, state
         )
     return state.tokens
+
+
+def next_logits(
+    model: EncoderDecoder,
+    token: Int[Array, "B 1"],
+    index: Int[Array, ""],
+    caches: list,
+    src_mask: Bool[Array, "B 1 1 S"],
+) -> Float[Array, "B V"]:
+    """What follows a token at the position `index` of all rows; it joins those in `caches`
+    (`DecoderLayerCache`)."""
+    batch, slots = len(token), caches[0].self_attn.size
+    positions = jnp.broadcast_to(index, (batch, 1))
+    slot_positions = jnp.broadcast_to(jnp.arange(slots), (batch, slots))
+    tgt_mask = create_causal_mask(positions[:1], slot_positions[:1])
+    dec_output = model.decoder.step(token, caches, src_mask, tgt_mask, positions, slot_positions)
+    return model.project(dec_output)[:, 0]
 
 
 def segment_sizes(max_len: int) -> list[int]:

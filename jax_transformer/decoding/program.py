@@ -93,6 +93,22 @@ def prefill(
     it has position 0, is seen by no token, and is in no row's count of positions.
     """
     model = structure.merge(params, buffers)
+    state, logits = read_prompts(
+        model, tokens, lengths, rows, slots=slots, with_seen=needs_seen(strategy)
+    )
+    return choose(state, logits, strategy, end_ids)
+
+
+def read_prompts(
+    model: DecoderOnly,
+    tokens: Int[Array, "B P"],
+    lengths: Int[Array, " B"],
+    rows: Int[Array, " B"],
+    *,
+    slots: int,
+    with_seen: bool = False,
+) -> tuple[GenerationState, Float[Array, "B V"]]:
+    """The state after the prompts, and the logits of what follows them."""
     config = model.config
     batch, width = tokens.shape
     real = jnp.arange(width) >= width - lengths[:, None]
@@ -116,7 +132,7 @@ def prefill(
             local_key_positions, kept(config.local_layer, slots), axis=1, fill=EMPTY
         )
     seen = None
-    if needs_seen(strategy):
+    if with_seen:
         marks = jnp.zeros((batch, logits.shape[1]), bool)
         seen = marks.at[jnp.arange(batch)[:, None], tokens].max(real)
     state = GenerationState(
@@ -132,7 +148,7 @@ def prefill(
             for index, cache in enumerate(caches)
         ],
     )
-    return choose(state, logits, strategy, end_ids)
+    return state, logits
 
 
 @functools.partial(
@@ -152,7 +168,14 @@ def step(
     The caches are overwritten in place. The caller sees to it that a slot is left: XLA would
     clamp a write past the end onto the last one.
     """
-    model = structure.merge(params, buffers)
+    state, logits = read_token(structure.merge(params, buffers), state)
+    return choose(state, logits, strategy, end_ids)
+
+
+def read_token(
+    model: DecoderOnly, state: GenerationState
+) -> tuple[GenerationState, Float[Array, "B V"]]:
+    """The state after its token, and the logits of what follows it."""
     config = model.config
     positions = state.position[:, None]
     caches = [cache.unsqueezed() for cache in state.caches]
@@ -177,7 +200,7 @@ def step(
         local_key_positions=local_key_positions,
         caches=[cache.squeezed() for cache in caches],
     )
-    return choose(state, model.project(hidden)[:, 0], strategy, end_ids)
+    return state, model.project(hidden)[:, 0]
 
 
 def kept(layer: LayerConfig, slots: int) -> int:

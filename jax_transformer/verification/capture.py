@@ -155,8 +155,8 @@ def torch_points(model: Any, rename: Callable[[str], str | None]) -> Generator[d
 def torch_record(
     model: Any, run: Callable[[], Any], rename: Callable[[str], str | None], *, backward: bool
 ) -> tuple[Any, Record]:
-    """The loss or logits that `run()` gives, and what it leaves; gradients with `backward`, of
-    the scalar that `run()` gives."""
+    """The loss or logits that `run()` gives, and what it leaves, as arrays; gradients with
+    `backward`, of the scalar that `run()` gives."""
     import torch
 
     record = Record()
@@ -169,6 +169,12 @@ def torch_record(
         )
         for (name, point), gradient in zip(wanted.items(), found, strict=True):
             zero = torch.zeros_like(point)
-            record.gradients[name] = (zero if gradient is None else gradient).numpy()
-    record.points = {name: point.detach().numpy() for name, point in points.items()}
-    return result.detach(), record
+            record.gradients[name] = as_numpy(zero if gradient is None else gradient)
+    record.points = {name: as_numpy(point) for name, point in points.items()}
+    return as_numpy(result), record
+
+
+def as_numpy(tensor: Any) -> np.ndarray:
+    """A tensor of PyTorch; narrow ones widened to float32, exactly."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype.itemsize < 4 else tensor).numpy()

@@ -32,6 +32,8 @@ class Verify:
         int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: none)")
     ] = None
     """Train both sides for N steps in float64, from the same state on the same batches."""
+    decode: bool = False
+    """Continue prompts on both sides, with caches and without, and compare token by token."""
     json: Annotated[
         Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")
     ] = None
@@ -58,7 +60,14 @@ def verify_command(options: Verify) -> None:
             raise InputError(f"{flag} {path}: {path.parent} is no directory: make it")
     # Only now: a wrong flag needs no JAX.
     from jax_transformer.verification.face import verify
-    from jax_transformer.verification.table import as_json, module_table, steps_table, summary
+    from jax_transformer.verification.table import (
+        as_json,
+        decoding_table,
+        differences_table,
+        module_table,
+        steps_table,
+        summary,
+    )
 
     console = Console(highlight=False)
     with console.status("") as status:
@@ -68,11 +77,16 @@ def verify_command(options: Verify) -> None:
             dtype=None if options.dtype == "none" else options.dtype,
             backward=options.backward,
             steps=options.steps or 0,
+            decode=options.decode,
             progress=status.update,
         )
     console.print(module_table(report))
     if report.trajectory is not None:
         console.print(steps_table(report.trajectory))
+    if report.decoding is not None:
+        console.print(decoding_table(report.decoding))
+        if (differences := differences_table(report.decoding)) is not None:
+            console.print(differences)
     for line in summary(report):
         console.print(line, markup=False, soft_wrap=True)
     if options.json is not None:

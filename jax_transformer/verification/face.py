@@ -15,6 +15,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.models.parameters import flatten, split, unflatten
 from jax_transformer.porting.operations import AddConstant
 from jax_transformer.porting.plan import Plan, Table, make_plan, run, sources_of
+from jax_transformer.verification.capture import as_numpy
 from jax_transformer.verification.function import Function, nested
 from jax_transformer.verification.inputs import Arrays
 from jax_transformer.verification.pair import Pair
@@ -32,6 +33,7 @@ def verify(
     backward: bool = False,
     steps: int = 0,
     recipe: Recipe | None = None,
+    decode: bool = False,
     progress: Callable[[str], None] = lambda message: None,
 ) -> Report:
     """Compare a model of this library with the one it was made from, on inputs that reveal.
@@ -45,6 +47,7 @@ def verify(
         steps: of training, in float64 from the same state on the same batches; 0: none. Each side
             then has its parameters, gradients and moments in memory, ours twice.
         recipe: how both sides are trained.
+        decode: continue prompts on both sides, with caches and without, the most likely tokens.
         progress: is told what is done next.
 
     Raises:
@@ -56,7 +59,7 @@ def verify(
     from jax_transformer.verification.reference import load_pair
 
     progress("loading both models")
-    pair = load_pair(Path(ours), Path(reference), steps=steps, recipe=recipe)
+    pair = load_pair(Path(ours), Path(reference), steps=steps, recipe=recipe, decode=decode)
     return verify_pair(pair, dtype=dtype, backward=backward, progress=progress)
 
 
@@ -168,8 +171,7 @@ def explanation(report: Report) -> str:
     """The verdict, and a line for each further difference."""
     lines = [report.verdict]
     lines += [f"`{each.module}`: {each.sentence}" for each in report.diagnoses[1:]]
-    if report.trajectory is not None and report.trajectory.verdict not in report.verdict:
-        lines.append(report.trajectory.verdict)
+    lines += [part.verdict for part in report.parts if part.verdict not in report.verdict]
     lines += [problem for problem in report.problems if problem not in report.verdict]
     return "\n".join(lines)
 
@@ -190,12 +192,6 @@ def carrier(plan: Plan) -> Carry:
         return run(dataclasses.replace(plan, moves=tuple(known), tied={}), tensors)
 
     return carry
-
-
-def as_numpy(tensor: Any) -> np.ndarray:
-    """A tensor of the reference; narrow ones widened, exactly."""
-    tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.dtype.itemsize < 4 else tensor).numpy()
 
 
 def target_shapes(

@@ -15,7 +15,8 @@ from jax_transformer.porting.identify import identify, leaf_shapes
 from jax_transformer.porting.plan import make_plan
 from jax_transformer.porting.pretrained import Pretrained
 from jax_transformer.porting.stream import stream
-from jax_transformer.verification.face import as_numpy, carrier, module_names
+from jax_transformer.verification.capture import as_numpy
+from jax_transformer.verification.face import carrier, module_names
 from jax_transformer.verification.inputs import ROWS, Arrays, check_kind, revealing_inputs
 from jax_transformer.verification.pair import Pair, call, encoded
 

@@ -13,6 +13,7 @@ from jax_transformer.config import (
 )
 from jax_transformer.errors import InputError
 from jax_transformer.porting.families.base import Config
+from jax_transformer.verification.decoding.task import Source
 
 Arrays = tuple[np.ndarray | None, ...]
 
@@ -133,3 +134,52 @@ def check_kind(ours: Config, theirs: Config, reference: Path) -> None:
     if sources[0] != sources[1]:
         read = [str(source or "tokens") for source in sources]
         raise InputError(f"{reference} reads {read[1]}, the other {read[0]}: give two of one kind")
+
+
+DECODED = 12
+"""Tokens to choose after each prompt, where there is room for them."""
+
+PROMPTS = (3, 12, 7)
+"""Lengths of prompts that are continued together."""
+
+
+def revealing_prompts(*configs: Config) -> tuple[tuple[tuple[int, ...], ...], int]:
+    """Prompts of different lengths for language models, and how many tokens are to follow.
+
+    With what follows they stay within the positions of both models, and within the length from
+    which on a rotation changes with the length of the text (`dynamic`, `longrope`): there a cache
+    keeps keys as they were turned before.
+    """
+    room = min(longest(config) for config in configs)
+    count = max(min(DECODED, room // 2), 1)
+    generator = np.random.default_rng(0)
+    size = min(getattr(config, "vocab_size") for config in configs)  # noqa: B009
+    lengths = [max(min(length, room - count), 1) for length in PROMPTS]
+    prompts = tuple(tuple(map(int, generator.integers(0, size, length))) for length in lengths)
+    return prompts, count
+
+
+def longest(config: Config) -> int:
+    """Tokens that a language model decodes alike with a cache and without."""
+    layers = (config.layer, config.local_layer) if isinstance(config, DecoderOnlyConfig) else ()
+    rotations = [layer.rotary for layer in layers if layer is not None and layer.rotary is not None]
+    lengths = [
+        rotation.original_max_len
+        for rotation in rotations
+        if rotation.scaling in ("dynamic", "longrope") and rotation.original_max_len is not None
+    ]
+    return min(config.max_len, *lengths) if lengths else config.max_len
+
+
+def revealing_source(
+    *configs: Config, draw: Callable[..., tuple[Arrays, np.ndarray]] = revealing_inputs
+) -> Source:
+    """What an encoder reads: a full row, and two that are padded; of sound all is read."""
+    (source, *_), _ = draw(*configs)
+    assert source is not None
+    mask = np.ones((ROWS, 1, 1, source.shape[1]), bool)
+    if np.issubdtype(source.dtype, np.floating):
+        return Source(tokens=source, mask=mask[..., ::2])
+    for row in range(1, ROWS):
+        mask[row, ..., source.shape[1] - row * source.shape[1] // 4 :] = False
+    return Source(tokens=source, mask=mask)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
+from jax_transformer.verification.decoding.task import Decoding
 from jax_transformer.verification.inputs import Arrays
 from jax_transformer.verification.training.recipe import Training
 from jax_transformer.verification.training.recorded import Carry
@@ -48,3 +49,5 @@ class Pair:
     """Tensors like the reference's parameters, under its names, into ours: layout only."""
     training: Training | None = None
     """How both sides are trained; None: they are not."""
+    decoding: Decoding | None = None
+    """What both sides are to continue; None: nothing."""

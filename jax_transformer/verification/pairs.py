@@ -11,6 +11,7 @@ from flax import nnx
 from jax_transformer.models.parameters import cast_model, flatten, split, unflatten
 from jax_transformer.verification.capture import (
     Record,
+    as_numpy,
     first,
     intercepted,
     parent_of,
@@ -24,6 +25,7 @@ from jax_transformer.verification.compare import (
     compare_logits,
     relative_error,
 )
+from jax_transformer.verification.decoding.compare import compare_decoding
 from jax_transformer.verification.diagnose import Diagnosis, Weights, diagnose
 from jax_transformer.verification.histogram import Histogram, make_histogram
 from jax_transformer.verification.localize import (
@@ -81,6 +83,11 @@ def verify_pair(
             trajectory = compare_training(
                 pair, model, models_differ=bool(diagnoses), progress=progress
             )
+    decoding = None
+    if pair.decoding is not None:
+        decoding = compare_decoding(
+            pair, model, dtype=dtype, models_differ=bool(diagnoses), progress=progress
+        )
     accuracy: dict[str, Accuracy] = {}
     distributions, histogram = None, None
     fault = diagnoses[0].point if diagnoses else None
@@ -104,6 +111,7 @@ def verify_pair(
         diagnoses=diagnoses,
         histogram=histogram,
         trajectory=trajectory,
+        decoding=decoding,
     )
 
 
@@ -184,7 +192,7 @@ def reference_run(pair: Pair, *, backward: bool) -> tuple[np.ndarray, Record]:
 
     def run(model: Any) -> Any:
         output = pair.torch_call(model, *inputs)
-        outputs.append(output.detach())
+        outputs.append(as_numpy(output))
         if not backward:
             return output
         weights = torch.from_numpy(cotangent(tuple(output.shape)))
@@ -192,7 +200,7 @@ def reference_run(pair: Pair, *, backward: bool) -> tuple[np.ndarray, Record]:
 
     with in_dtype(pair.theirs, torch.float64) as model, float64_throughout(model):
         _, record = torch_record(model, lambda: run(model), pair.rename, backward=backward)
-    record.points[":out"] = outputs[0].numpy()
+    record.points[":out"] = outputs[0]
     return record.points[":out"], record
 
 
@@ -306,21 +314,16 @@ def narrow_runs(
         if point in ours and point in theirs.points and np.issubdtype(truth.dtype, np.floating):
             accuracy[point] = Accuracy(
                 relative_error(ours[point], truth, pair.valid),
-                relative_error(widened(theirs.points[point]), truth, pair.valid),
+                relative_error(theirs.points[point], truth, pair.valid),
                 dtype,
             )
     worst = fault or max(accuracy, key=lambda point: accuracy[point].ratio, default=None)
     histogram = None
     if worst in accuracy:
-        sides = ours[worst], widened(theirs.points[worst])
+        sides = ours[worst], theirs.points[worst]
         histogram = make_histogram(worst, dtype, wide.points[worst], *sides, pair.valid)
     distributions = compare_logits(found, output, pair.valid) if output.ndim == 3 else None
     return accuracy, distributions, histogram
-
-
-def widened(array: Any) -> np.ndarray:
-    """As NumPy has it: bfloat16 in float32."""
-    return np.asarray(array, np.float32) if array.dtype.itemsize < 4 else np.asarray(array)
 
 
 def own_points(pair: Pair, dtype: str) -> tuple[dict[str, np.ndarray], np.ndarray]:

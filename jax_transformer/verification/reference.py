@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.config import (
+    BOS_ID,
+    EOS_ID,
+    PAD_ID,
+    UNK_ID,
     DecoderOnlyConfig,
     EncoderDecoderConfig,
     EncoderOnlyConfig,
@@ -18,19 +22,40 @@ from jax_transformer.models.parameters import flatten
 from jax_transformer.porting.families.base import Config
 from jax_transformer.porting.families.transformer import RULES
 from jax_transformer.porting.formats.base import Checkpoint
-from jax_transformer.porting.identify import OWN
+from jax_transformer.porting.generation import rules_of as rules_of_files
+from jax_transformer.porting.identify import OWN, identify
 from jax_transformer.porting.plan import Plan, convert_back, make_plan, run, unwrap
 from jax_transformer.porting.pretrained import Pretrained, from_pretrained
 from jax_transformer.porting.recognise import open_checkpoint
 from jax_transformer.porting.rules import Alias, Rule
-from jax_transformer.verification.face import as_numpy, carrier
+from jax_transformer.verification.capture import as_numpy
+from jax_transformer.verification.decoding.hugging_face import cached_transformers
+from jax_transformer.verification.decoding.task import Decoding
+from jax_transformer.verification.decoding.ways import OURS, REFERENCE, beginning_with, row_by_row
+from jax_transformer.verification.face import carrier
 from jax_transformer.verification.hugging_face import given_inputs, with_transformers
-from jax_transformer.verification.inputs import check_kind, revealing_inputs, training_batches
+from jax_transformer.verification.inputs import (
+    DECODED,
+    ROWS,
+    Arrays,
+    check_kind,
+    revealing_inputs,
+    revealing_prompts,
+    revealing_source,
+    training_batches,
+)
 from jax_transformer.verification.pair import Pair, call, encoded
 from jax_transformer.verification.training.recipe import Recipe, Training
 
 
-def load_pair(ours: Path, reference: Path, *, steps: int = 0, recipe: Recipe | None = None) -> Pair:
+def load_pair(
+    ours: Path,
+    reference: Path,
+    *,
+    steps: int = 0,
+    recipe: Recipe | None = None,
+    decode: bool = False,
+) -> Pair:
     """Both models, with inputs that reveal.
 
     Args:
@@ -38,6 +63,7 @@ def load_pair(ours: Path, reference: Path, *, steps: int = 0, recipe: Recipe | N
         reference: the other model.
         steps: of training; 0: none.
         recipe: of the training.
+        decode: whether prompts are to be continued.
 
     Raises:
         InputError: files that cannot be read, or models of two kinds.
@@ -48,11 +74,59 @@ def load_pair(ours: Path, reference: Path, *, steps: int = 0, recipe: Recipe | N
         (pair, configs), draw = with_transformers(model, checkpoint), given_inputs
     else:
         (pair, configs), draw = with_torch_reference(model, checkpoint), revealing_inputs
-    if not steps:
-        return pair
-    unused = untrained_ids(pair.theirs)
-    batches = training_batches(*configs, steps=steps, unused=unused, draw=draw)
-    return dataclasses.replace(pair, training=Training(batches=batches, recipe=recipe or Recipe()))
+    if steps:
+        unused = untrained_ids(pair.theirs)
+        batches = training_batches(*configs, steps=steps, unused=unused, draw=draw)
+        training = Training(batches=batches, recipe=recipe or Recipe())
+        pair = dataclasses.replace(pair, training=training)
+    if decode:
+        decoding = decoding_of(model, checkpoint, pair, configs, draw)
+        pair = dataclasses.replace(pair, decoding=decoding)
+    return pair
+
+
+def decoding_of(
+    model: Pretrained,
+    checkpoint: Checkpoint,
+    pair: Pair,
+    configs: list[Config],
+    draw: Callable[..., tuple[Arrays, np.ndarray]],
+) -> Decoding:
+    """What both sides are to continue: the reference begins as its own files say.
+
+    Args:
+        model: ours.
+        checkpoint: of the reference.
+        pair: of both.
+        configs: of both.
+        draw: makes inputs.
+
+    Raises:
+        InputError: what is said of generating cannot be followed, or an encoder alone.
+    """
+    if isinstance(model.config, EncoderOnlyConfig):
+        raise InputError("encoders alone decode nothing: leave out the decoding")
+    language = isinstance(model.config, DecoderOnlyConfig)
+    theirs = {REFERENCE: row_by_row(pair.torch_call)}
+    if checkpoint.format == "huggingface":
+        theirs[f"{REFERENCE}, cached"] = cached_transformers
+    if language:
+        prompts, count = revealing_prompts(*configs)
+        return Decoding(prompts=prompts, count=count, ours=OURS, theirs=theirs)
+    start_id, their_start = model.rules.start_id, None
+    if checkpoint.format in (OWN, "huggingface"):
+        their_start = rules_of_files(identify(checkpoint)).start_id
+    start_id = BOS_ID if start_id is None else start_id
+    if their_start is not None:
+        theirs = {name: beginning_with(their_start, way) for name, way in theirs.items()}
+    return Decoding(
+        prompts=((start_id,),) * ROWS,
+        count=min(DECODED, *(config.max_len for config in configs)),
+        ours=OURS,
+        theirs=theirs,
+        source=revealing_source(*configs, draw=draw),
+        start_ids=(PAD_ID, UNK_ID, BOS_ID, EOS_ID),
+    )
 
 
 def untrained_ids(model: Any) -> set[int]:

@@ -1,13 +1,15 @@
 """A report as one page of HTML that needs nothing else."""
 
+from collections.abc import Sequence
 from html import escape
 
 from jax_transformer.training.report_style import STYLE
 from jax_transformer.verification.charts import CHART_STYLE, depth_chart, histogram_chart
 from jax_transformer.verification.compare import SAME_FUNCTION
+from jax_transformer.verification.decoding.compare import DecodingReport
 from jax_transformer.verification.histogram import Histogram
 from jax_transformer.verification.result import Report
-from jax_transformer.verification.table import Row, label, rows, shown
+from jax_transformer.verification.table import Row, label, rows, shown, verdict
 from jax_transformer.verification.training.trajectory import Trajectory
 
 OWN_STYLE = """
@@ -33,6 +35,7 @@ def page(report: Report, title: str) -> str:
             *worst_tensor(report.histogram),
             f'<h2>Modules</h2><div class="card scroll">{table(report, found)}</div>',
             *training_steps(report.trajectory),
+            *decoding_ways(report.decoding),
             "</main>",
         )
     )
@@ -121,31 +124,70 @@ def table(report: Report, found: list[Row]) -> str:
     )
 
 
+def decoding_ways(report: DecodingReport | None) -> list[str]:
+    """What each way of decoding gives, and where it chooses another token."""
+    if report is None:
+        return []
+    ways, choices = [], []
+    for way in report.ways:
+        kind = "" if way.same else ' class="off"'
+        cells = (shown(way.error), f"{way.agreement:.0%}", verdict(way))
+        ways.append(row(way.name, cells, kind))
+        for choice in way.differences:
+            cells = (
+                f"prompt {choice.row}, token {choice.step}",
+                f"{choice.tokens[0]}, {choice.tokens[1]}",
+                ", ".join(map(shown, choice.margins)),
+                shown(choice.error),
+                "tie" if choice.tie else "fault",
+            )
+            choices.append(row(way.name, cells, "" if choice.tie else ' class="off"'))
+    found = [
+        f"<h2>Decoding in {report.dtype}</h2>",
+        f"<p>{marked(report.verdict)}</p>",
+        plain_table(("way", "logits in float64", "tokens alike", "verdict"), ways),
+    ]
+    if choices:
+        found.append(plain_table(("way", "at", "tokens", "margins", "error", "verdict"), choices))
+    return found
+
+
+def row(name: str, cells: Sequence[str], kind: str) -> str:
+    """A line of a table."""
+    numbers = "".join(f'<td class="number">{escape(cell)}</td>' for cell in cells)
+    return f"<tr{kind}><td>{escape(name)}</td>{numbers}</tr>"
+
+
+def plain_table(names: Sequence[str], lines: list[str]) -> str:
+    """A table whose first column is names, the others numbers."""
+    head = "".join(f'<th class="number">{name}</th>' for name in names[1:])
+    return (
+        f'<div class="card scroll"><table class="modules"><thead><tr><th>{names[0]}</th>{head}</tr>'
+        f"</thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
 def training_steps(trajectory: Trajectory | None) -> list[str]:
     """How far both sides are apart after each step of training."""
     if trajectory is None:
         return []
-    names = ("loss", "off by", "gradient norm", "off by", "moments", "parameters")
-    head = "".join(f'<th class="number">{name}</th>' for name in names)
     lines = []
     for step, (loss, norm) in enumerate(
         zip(trajectory.losses, trajectory.gradient_norms, strict=True), 1
     ):
-        numbers = [
+        cells = (
             f"{loss:.4f}",
             shown(trajectory.worst(step, "loss")[1]),
             f"{norm:.4g}",
             shown(trajectory.worst(step, "gradient norm")[1]),
             shown(trajectory.worst(step, "first moment", "second moment")[1]),
             shown(trajectory.worst(step, "parameter")[1]),
-        ]
-        cells = "".join(f'<td class="number">{number}</td>' for number in numbers)
+        )
         apart = trajectory.parting is not None and step >= trajectory.parting.step
-        kind = ' class="off"' if apart else ""
-        lines.append(f"<tr{kind}><td>{step}</td>{cells}</tr>")
+        lines.append(row(str(step), cells, ' class="off"' if apart else ""))
+    names = ("step", "loss", "off by", "gradient norm", "off by", "moments", "parameters")
     return [
         "<h2>Training in float64</h2>",
         f"<p>{marked(trajectory.verdict)}</p>",
-        f'<div class="card scroll"><table class="modules"><thead><tr><th>step</th>{head}</tr>'
-        f"</thead><tbody>{''.join(lines)}</tbody></table></div>",
+        plain_table(names, lines),
     ]

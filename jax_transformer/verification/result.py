@@ -3,6 +3,7 @@
 import dataclasses
 
 from jax_transformer.verification.compare import SAME_FUNCTION, Accuracy, Distributions
+from jax_transformer.verification.decoding.compare import DecodingReport
 from jax_transformer.verification.diagnose import Diagnosis
 from jax_transformer.verification.histogram import Histogram
 from jax_transformer.verification.training.trajectory import Trajectory
@@ -35,17 +36,25 @@ class Report:
     theirs."""
     trajectory: Trajectory | None = None
     """Of training both sides; None: that was not asked for."""
+    decoding: DecodingReport | None = None
+    """Of decoding on both sides; likewise."""
 
     @property
     def causes(self) -> tuple[Diagnosis, ...]:
-        """All diagnoses: of modules, then of the training step."""
-        return self.diagnoses + (() if self.trajectory is None else self.trajectory.diagnoses)
+        """All diagnoses: of modules, then of the training step and of decoding."""
+        return self.diagnoses + tuple(each for part in self.parts for each in part.diagnoses)
+
+    @property
+    def parts(self) -> tuple[Trajectory | DecodingReport, ...]:
+        """What else was asked for."""
+        return tuple(part for part in (self.trajectory, self.decoding) if part is not None)
 
     @property
     def same(self) -> bool:
-        """The same function, as accurately computed, and trained alike where that was asked for."""
-        trained = self.trajectory is None or self.trajectory.same
-        return not self.problems and self.same_function and self.as_accurate and trained
+        """The same function, as accurately computed; where that was asked for, trained alike and
+        decoded alike."""
+        same = not self.problems and self.same_function and self.as_accurate
+        return same and all(part.same for part in self.parts)
 
     @property
     def same_function(self) -> bool:
@@ -68,13 +77,14 @@ class Report:
             return f"different: {self.problems[0]}"
         if not self.same_function:
             return f"different: outputs are off by {self.output_error:.3g}, and no module is"
-        if self.trajectory is not None and not self.trajectory.same:
-            return self.trajectory.verdict
+        for part in self.parts:
+            if not part.same:
+                return part.verdict
         if not self.as_accurate:
             name = max(self.accuracy, key=lambda point: self.accuracy[point].ratio)
             ratio = self.accuracy[name].ratio
             return f"the same function, but {name} is {ratio:.1f} times less accurate than theirs"
         found = ["the same function"]
         found += [] if self.dtype is None else [f"as accurate in {self.dtype}"]
-        found += [] if self.trajectory is None else [self.trajectory.verdict]
+        found += [part.verdict for part in self.parts]
         return ", ".join(found)

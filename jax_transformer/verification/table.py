@@ -7,6 +7,7 @@ from rich.table import Table
 
 from jax_transformer.verification.capture import module_of
 from jax_transformer.verification.compare import SAME_FUNCTION
+from jax_transformer.verification.decoding.compare import Decoded, DecodingReport
 from jax_transformer.verification.face import explanation
 from jax_transformer.verification.result import Report
 from jax_transformer.verification.training.trajectory import Trajectory
@@ -57,6 +58,54 @@ def steps_table(trajectory: Trajectory) -> Table:
             style="bold red" if apart else "",
         )
     return table
+
+
+def decoding_table(report: DecodingReport) -> Table:
+    """The ways of decoding: how far their logits are off in float64, how many tokens they choose as
+    the leading way does."""
+    rows, count = len(report.prompts), len(report.ways[0].tokens[0])
+    title = f"decoding in {report.dtype}, {count} tokens after each of {rows} prompts"
+    table = Table(title=title, title_justify="left")
+    table.add_column("way")
+    for name in ("logits in float64", "tokens alike"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for way in report.ways:
+        style = "" if way.same else "bold red"
+        table.add_row(way.name, shown(way.error), f"{way.agreement:.0%}", verdict(way), style=style)
+    return table
+
+
+def verdict(way: Decoded) -> str:
+    """In a word."""
+    if way.same:
+        return "ties" if way.differences else "same"
+    return "other tokens" if any(not each.tie for each in way.differences) else "other logits"
+
+
+def differences_table(report: DecodingReport) -> Table | None:
+    """Where ways choose another token than the leading one, with the margins on both sides beside
+    the numerical error; None if they do not."""
+    table = Table(
+        title="first other token of each prompt (this way's, the leading one's)",
+        title_justify="left",
+    )
+    table.add_column("way")
+    for name in ("at", "tokens", "margins", "error"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for way in report.ways:
+        for choice in way.differences:
+            table.add_row(
+                way.name,
+                f"{choice.row}/{choice.step}",
+                f"{choice.tokens[0]}, {choice.tokens[1]}",
+                ", ".join(map(shown, choice.margins)),
+                shown(choice.error),
+                "tie" if choice.tie else "fault",
+                style="" if choice.tie else "bold red",
+            )
+    return table if table.row_count else None
 
 
 def label(module: str) -> str:
@@ -126,6 +175,9 @@ def summary(report: Report) -> list[str]:
             f"next tokens in {report.dtype}: KL {next_token.kl:.1e} nats (at most "
             f"{next_token.worst_kl:.1e}), same most likely token {next_token.top1:.1%}"
         )
+    if report.trajectory is not None and report.trajectory.untrained:
+        names = ", ".join(report.trajectory.untrained)
+        lines.append(f"not trained, as one side alone has it as a parameter: {names}")
     return [*lines, explanation(report)]
 
 

@@ -4,8 +4,10 @@ import dataclasses
 from typing import Literal
 
 from jax_transformer.verification.pair import Pair
-from parity_tests.planted_faults.models import correct, trained
+from parity_tests.planted_faults.models import correct, decoded, trained
 from parity_tests.planted_faults.plant import Plant
+
+PAIRS = {"forward": correct, "training": trained, "decoding": decoded}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +19,9 @@ class Fault:
     named; "gradient": in the derivative only."""
     model: str
     module: str
-    """Or the part of a training step."""
+    """Or the part of a training step, or the way of decoding."""
     plant: Plant
-    task: Literal["forward", "training"] = "forward"
+    task: Literal["forward", "training", "decoding"] = "forward"
     """What has to be compared for it to show."""
     also: tuple[tuple[str, str], ...] = ()
     """Module and kind of further faults in other modules."""
@@ -48,7 +50,7 @@ class Fault:
 
     def pair(self) -> Pair:
         """With the fault."""
-        return self.plant((trained if self.task == "training" else correct)(self.model))
+        return self.plant(PAIRS[self.task](self.model))
 
 
 def said(causes: dict[str, set[str]]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from jax_transformer.config import RotaryConfig
-from parity_tests.planted_faults import plant, training_faults
+from parity_tests.planted_faults import decoding_faults, plant, training_faults
 from parity_tests.planted_faults.fault import Fault
 from parity_tests.planted_faults.models import D, T
 from torch_reference.layers import attention, feedforward
@@ -362,4 +362,5 @@ FAULTS = (
     *pair_faults(),
     *gradient_faults(),
     *training_faults.FAULTS,
+    *decoding_faults.FAULTS,
 )

@@ -11,6 +11,8 @@ from flax import nnx
 from jax_transformer.config import DecoderOnlyConfig, LayerConfig, ModelConfig, RotaryConfig
 from jax_transformer.models.decoder_only import DecoderOnly
 from jax_transformer.models.encoder_decoder import Transformer
+from jax_transformer.verification.decoding.task import Decoding, Source
+from jax_transformer.verification.decoding.ways import OURS, REFERENCE, row_by_row
 from jax_transformer.verification.face import carrier
 from jax_transformer.verification.inputs import Batch, next_tokens
 from jax_transformer.verification.pair import Pair
@@ -125,6 +127,21 @@ CONFIGS: dict[str, DecoderOnlyConfig | ModelConfig] = {
 }
 
 
+TRAINED_AND_DECODED = (
+    "llama, half rotated",
+    "llama, dynamic",
+    "llama, window",
+    "llama, multi-query",
+    "gemma",
+    "neox",
+    "gpt2",
+    "bloom",
+    "t5 bias",
+    "document, tied",
+)
+"""Correct models of which training and decoding are verified, too."""
+
+
 @functools.cache
 def correct(name: str, seed: int = 0) -> Pair:
     """The pair of that configuration; not to be changed."""
@@ -155,6 +172,30 @@ def trained(name: str) -> Pair:
     """The same with a training of a few steps."""
     pair = correct(name)
     return dataclasses.replace(pair, training=Training(batches=batches_of(CONFIGS[name])))
+
+
+PROMPTS = ((5, 9), (3, 17, 4, 22, 8, 30, 11), (12, 7, 25, 2))
+START_ID = 2
+
+
+@functools.cache
+def decoded(name: str) -> Pair:
+    """The same with prompts to continue, or sources to translate."""
+    pair, config = correct(name), CONFIGS[name]
+    source = None
+    if not isinstance(config, DecoderOnlyConfig):
+        tokens = np.random.default_rng(1).integers(1, V, (B, T)).astype(np.int32)
+        mask = (np.arange(T) < np.array([T, 6, 3])[:, None])[:, None, None]
+        source = Source(tokens=tokens, mask=mask)
+    decoding = Decoding(
+        prompts=PROMPTS if source is None else ((START_ID,),) * B,
+        count=6,
+        ours=OURS,
+        theirs={REFERENCE: row_by_row(pair.torch_call)},
+        source=source,
+        start_ids=tuple(range(4)),
+    )
+    return dataclasses.replace(pair, decoding=decoding)
 
 
 def batches_of(config: DecoderOnlyConfig | ModelConfig, steps: int = 3) -> tuple[Batch, ...]:

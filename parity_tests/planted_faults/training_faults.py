@@ -13,7 +13,7 @@ from jax_transformer.verification.pair import Pair
 from jax_transformer.verification.training.recipe import Recipe
 from parity_tests.planted_faults.fault import Fault
 from parity_tests.planted_faults.models import V
-from parity_tests.planted_faults.plant import Plant, setting
+from parity_tests.planted_faults.plant import Plant, in_theirs, setting
 from torch_reference.training.loss import LossSum, cross_entropy
 from torch_reference.training.schedule import cosine_rate
 
@@ -149,7 +149,9 @@ def loss_faults() -> Iterator[Fault]:
     )
     for model in ("llama", "gpt2, untied"):
         row = setting("embedding", padding_idx=5)
-        yield Fault("untrained rows", model, "loss", row, task="training")
+        yield Fault("untrained parameters", model, "loss", row, task="training")
+    frozen = in_theirs("layers.0.norm1.weight", lambda weight: weight.requires_grad_(False))
+    yield Fault("untrained parameters", "gpt2", "loss", frozen, task="training")
     for model in MODELS:
         yield fault("unknown", model, "loss", loss=penalised)
 

@@ -12,6 +12,7 @@ from jax_transformer.models.parameters import flatten
 from jax_transformer.porting.pretrained import from_pretrained
 from jax_transformer.verification.reference import carry_into, reference_model
 from parity_tests.porting.checkpoints import GPT2, LLAMA, save
+from parity_tests.porting.families import test_bart
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +48,42 @@ def test_a_folder_is_the_same_as_itself(llama, tmp_path, capsys):
     assert report["gradients"]["layers.0.norm1:in"] < 1e-12
 
 
-def test_another_model_of_transformers_and_its_training(tmp_path, capsys):
+def test_another_model_of_transformers_its_training_and_decoding(tmp_path, capsys):
     folder = save(GPT2, tmp_path / "gpt2")
     files = tmp_path / "report.json", tmp_path / "page.html"
-    flags = ("--steps", 2, "--json", files[0], "--html", files[1])
+    flags = ("--steps", 2, "--decode", "--json", files[0], "--html", files[1])
     assert run(folder, folder, "--dtype", "none", *flags) == 0
     printed = capsys.readouterr().out
-    assert "the same function, trained alike for 2 steps" in printed
+    assert (
+        "the same function, trained alike for 2 steps, the same 36 tokens decoded, with cache and "
+        "without" in printed
+    )
+    assert "reference, cached" in printed
     assert printed.count("together") == 2
     trajectory = json.loads(files[0].read_text())["trajectory"]
     assert trajectory["parting"] is None
     assert trajectory["errors"][1]["parameter"]["layers.1.ffn.linear2.kernel"] < 1e-12
-    assert "<h2>Training in float64</h2>\n<p>trained alike for 2 steps</p>" in files[1].read_text()
+    ways = {way["name"]: way for way in json.loads(files[0].read_text())["decoding"]["ways"]}
+    assert ways["ours, cached"]["error"] < 1e-12
+    assert ways["ours, cached"]["tokens"] == ways["reference"]["tokens"]
+    page = files[1].read_text()
+    assert "<h2>Training in float64</h2>\n<p>trained alike for 2 steps</p>" in page
+    assert "<h2>Decoding in float64</h2>" in page
+
+
+def test_a_translator_of_transformers(tmp_path, capsys):
+    """BART: the bias of its head is a buffer there; it begins with the end token."""
+    folder = save(test_bart.EXAMPLES[0], tmp_path / "bart")
+    assert run(folder, folder, "--dtype", "none", "--steps", 1, "--decode") == 0
+    printed = capsys.readouterr().out
+    assert "not trained, as one side alone has it as a parameter: output_proj.bias" in printed
+    assert "the same function, trained alike for 1 step, the same 36 tokens decoded" in printed
+    other = edited(folder, tmp_path / "other", decoder_start_token_id=1)
+    settings = json.loads((other / "generation_config.json").read_text())
+    settings["decoder_start_token_id"] = 1
+    (other / "generation_config.json").write_text(json.dumps(settings))
+    assert run(folder, other, "--dtype", "none", "--decode") == 1
+    assert "the start token is 1, not " in capsys.readouterr().out
 
 
 def test_a_config_that_was_not_taken_over_is_named(llama, tmp_path, capsys):

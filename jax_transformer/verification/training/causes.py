@@ -15,11 +15,11 @@ from flax import nnx
 
 from jax_transformer.verification.compare import SAME_FUNCTION, relative_error
 from jax_transformer.verification.diagnose import Diagnosis
+from jax_transformer.verification.pair import Pair
 from jax_transformer.verification.training import losses, optimizers
 from jax_transformer.verification.training.formula import Formula
 from jax_transformer.verification.training.objective import Objective, OurObjective
-from jax_transformer.verification.training.recipe import Training
-from jax_transformer.verification.training.recorded import Step, Tensors
+from jax_transformer.verification.training.recorded import Step, Tensors, norm_of
 from jax_transformer.verification.training.remedy import Method, Remedy, Steps
 
 SMALL = 1e-4
@@ -40,21 +40,23 @@ class Part:
 
 
 def explain_steps(
-    model: nnx.Module, training: Training, steps: Steps, *, models_differ: bool
+    model: nnx.Module, pair: Pair, steps: Steps, *, models_differ: bool
 ) -> list[Diagnosis]:
     """The cause of each part that differs, in order.
 
     Args:
         model: our side in float64.
-        training: of both.
+        pair: with the training of both.
         steps: of the reference.
         models_differ: then the loss does, too, and is left out.
     """
+    training = pair.training
+    assert training is not None
     last = max(step.number for step in steps)
     method = Method(
         Formula.of(training.recipe, last),
         Objective(smoothing=training.recipe.label_smoothing),
-        OurObjective(model, training),
+        OurObjective(model, training, pair.jax_call),
     )
     found = []
     for part in PARTS[1:] if models_differ else PARTS:
@@ -103,6 +105,8 @@ def loss_errors(method: Method, step: Step) -> dict[str, float]:
     loss, gradients = method.ours(step, method.objective)
     errors = {"loss": relative_error(np.asarray(loss), np.asarray(step.loss))}
     whole = SMALL * step.gradient_norm
+    norm = np.asarray(norm_of(gradients))
+    errors["gradient norm"] = relative_error(norm, np.asarray(step.gradient_norm))
     for name, gradient in gradients.items():
         if name in step.gradients:
             errors[f"gradient of {name}"] = difference(gradient, step.gradients[name], whole)
@@ -132,9 +136,11 @@ def moment_errors(method: Method, step: Step) -> dict[str, float]:
 
 
 def of_all(what: str, found: Tensors, expected: Tensors) -> dict[str, float]:
-    """By name."""
+    """By name, of what both have."""
     return {
-        f"{what} of {name}": difference(value, expected[name], 0.0) for name, value in found.items()
+        f"{what} of {name}": difference(value, expected[name], 0.0)
+        for name, value in found.items()
+        if name in expected
     }
 
 

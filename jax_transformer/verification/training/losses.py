@@ -78,7 +78,7 @@ def losses(steps: Steps) -> Iterator[Remedy]:
     )
     yield Remedy("label smoothing", other_smoothing)
     yield Remedy("gradient scale", other_scale)
-    yield Remedy("untrained rows", untrained_rows)
+    yield Remedy("untrained parameters", untrained_parts)
 
 
 def weighted(kind: str, sentence: str, weighting: Weighting, **more: Any) -> Iterator[Remedy]:
@@ -124,21 +124,23 @@ def other_scale(method: Method, steps: Steps) -> tuple[Method, str] | None:
     )
 
 
-def untrained_rows(method: Method, steps: Steps) -> tuple[Method, str] | None:
-    """Rows of tables that have a gradient in our side alone."""
-    found: set[tuple[str, int]] = set()
+def untrained_parts(method: Method, steps: Steps) -> tuple[Method, str] | None:
+    """Parameters, and rows of tables, that have a gradient in our side alone."""
+    found: dict[tuple[str, int | None], str] = {}
     for step in steps:
         _, gradients = method.ours(step, method.objective)
         for name, gradient in gradients.items():
-            if gradient.ndim == 2 and name in step.gradients and name.endswith("embedding"):
-                rows = gradient.any(axis=1) & ~step.gradients[name].any(axis=1)
-                found |= {(name, int(row)) for row in np.flatnonzero(rows)}
+            theirs = step.gradients.get(name, np.zeros_like(gradient))
+            if not theirs.any() and gradient.any():
+                found[name, None] = f"{name} is not trained: it is a buffer there, or frozen"
+            elif gradient.ndim == 2 and name.endswith("embedding"):
+                for row in np.flatnonzero(gradient.any(axis=1) & ~theirs.any(axis=1)):
+                    found[name, int(row)] = (
+                        f"row {row} of {name} is not trained: padding_idx of the reference's "
+                        f"embedding is an id that the batches have"
+                    )
     if not found:
         return None
-    untrained = tuple(sorted(found))
-    where = ", ".join(f"{row} of {name}" for name, row in untrained[:3])
-    changed = dataclasses.replace(method.objective, untrained=untrained)
-    return dataclasses.replace(method, objective=changed), (
-        f"row {where} gets no gradient: padding_idx of the reference's embedding is an id that the "
-        f"batches have"
-    )
+    changed = dataclasses.replace(method.objective, untrained=tuple(found))
+    said = list(found.values())
+    return dataclasses.replace(method, objective=changed), ", ".join(said[:3])

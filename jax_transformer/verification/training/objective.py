@@ -1,7 +1,7 @@
 """The loss of a step and its gradients, in the forms that are met."""
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -11,8 +11,8 @@ from flax import nnx
 
 from jax_transformer.config import IGNORED_LABEL, PAD_ID
 from jax_transformer.models.parameters import flatten, split, unflatten
+from jax_transformer.verification.compiled import PROGRAMS, as_arrays
 from jax_transformer.verification.inputs import Batch
-from jax_transformer.verification.training.compiled import Shapes, as_arrays, quickly
 from jax_transformer.verification.training.recipe import Training
 from jax_transformer.verification.training.recorded import Step, Tensors
 
@@ -39,8 +39,8 @@ class Objective:
     """Padding is to be predicted, too."""
     shift: int = 0
     """Places that the labels are moved to the left."""
-    untrained: tuple[tuple[str, int], ...] = ()
-    """Names of tables and rows of them that get no gradient."""
+    untrained: tuple[tuple[str, int | None], ...] = ()
+    """Names of parameters that get no gradient, or of tables and rows of them."""
 
 
 def token_weights(labels: np.ndarray, weighting: Weighting, parts: int) -> np.ndarray:
@@ -78,9 +78,10 @@ def changed_labels(labels: np.ndarray, objective: Objective) -> np.ndarray:
 class OurObjective:
     """Our loss and gradients at the reference's parameters."""
 
-    def __init__(self, model: nnx.Module, training: Training):
+    def __init__(self, model: nnx.Module, training: Training, call: Callable[..., Any]):
         self.graphdef, self.params, self.buffers = split(model)
         self.training = training
+        self.call = call
         self._known: dict[Any, tuple[float, Tensors]] = {}
 
     def __call__(self, step: Step, objective: Objective) -> tuple[float, Tensors]:
@@ -90,7 +91,7 @@ class OurObjective:
             loss, _ = self.weighted(step, objective, objective.reported)
         scaled = {name: objective.factor * g for name, g in gradients.items()}
         for name, row in objective.untrained:
-            scaled[name][row] = 0.0
+            scaled[name][... if row is None else row] = 0.0
         return loss, scaled
 
     def vocab_size(self, step: Step) -> int:
@@ -98,7 +99,7 @@ class OurObjective:
 
         def logits(params: Any, batch: Batch) -> Any:
             model: Any = nnx.merge(self.graphdef, params, self.buffers)
-            return model(*batch.inputs)
+            return self.call(model, *batch.inputs)
 
         return jax.eval_shape(logits, self.params, as_arrays(step.batch)).shape[-1]
 
@@ -131,25 +132,25 @@ class OurObjective:
             weights = jnp.asarray(token_weights(labels, weighting, objective.parts))
         arguments = (params, self.buffers, as_arrays(batch), weights, objective.smoothing)
         arguments = jax.tree.map(jnp.asarray, arguments)
-        run = compiled_gradient(self.graphdef, self.training.loss, Shapes(*arguments))
-        loss, gradients = run(*arguments)
-        return float(loss), {n: np.asarray(g) for n, g in flatten(gradients).items()}
+        settings = (self.graphdef, self.training.loss, self.call)
+        loss, gradients = PROGRAMS.run(value_and_gradient, settings, *arguments)
+        trained = step.before.parameters
+        found = {n: np.asarray(g) for n, g in flatten(gradients).items() if n in trained}
+        return float(loss), found
 
 
-@functools.lru_cache(maxsize=8)
-def compiled_gradient(graphdef: nnx.GraphDef, loss: Any, shapes: Shapes) -> Any:
+def value_and_gradient(graphdef: nnx.GraphDef, loss: Any, call: Callable[..., Any]) -> Any:
     """Loss and gradients of parameters, buffers, batch, weights of tokens and smoothing."""
 
-    @jax.jit
     @jax.value_and_grad
     def run(params: Any, buffers: Any, batch: Any, weights: Any, smoothing: Any) -> Any:
         model: Any = nnx.merge(graphdef, params, buffers)
-        output = model(*batch.inputs)
+        output = call(model, *batch.inputs)
         if loss is not None:
             return loss(output, batch.labels)
         return (weights * token_losses(output, batch.labels, smoothing)).sum()
 
-    return quickly(run, shapes)
+    return run
 
 
 def token_losses(logits: jax.Array, labels: jax.Array, smoothing: jax.Array) -> jax.Array:

@@ -103,6 +103,15 @@ class Recorder:
             tensors[name] = found.numpy().copy()
         return self.carry(tensors)
 
+    def trained(self, values: Mapping[int, Any]) -> Tensors:
+        """Likewise, without those that have none."""
+        names = {name for name, each in self.names.items() if id(each) in values}
+        marks = {
+            id(each): each.new_ones(each.shape) for n, each in self.names.items() if n in names
+        }
+        known = self.named(marks)
+        return {name: value for name, value in self.named(values).items() if known[name].any()}
+
     def state(self) -> State:
         """As it is now."""
         first, second = (self.named(each) for each in self.moments.values())
@@ -137,7 +146,7 @@ def recorded_steps(
             loss=loss,
             before=before,
             gradients=recorder.named(recorder.gradients),
-            given=recorder.named(recorder.given),
+            given=recorder.trained(recorder.given),
             after=after,
         )
 

@@ -2,9 +2,8 @@
 
 import copy
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
@@ -15,12 +14,12 @@ from flax import nnx
 from jax_transformer.models.parameters import Tree, flatten, split
 from jax_transformer.training.step import TrainState, make_train_step, start_state
 from jax_transformer.verification.compare import SAME_FUNCTION, relative_error
+from jax_transformer.verification.compiled import PROGRAMS, as_arrays
 from jax_transformer.verification.diagnose import Diagnosis
 from jax_transformer.verification.inputs import Batch
 from jax_transformer.verification.oracle import float64_throughout
 from jax_transformer.verification.pair import Pair
 from jax_transformer.verification.training.causes import explain_steps
-from jax_transformer.verification.training.compiled import Shapes, as_arrays, quickly
 from jax_transformer.verification.training.recipe import Recipe, Training
 from jax_transformer.verification.training.recorded import Step, recorded_steps
 
@@ -74,6 +73,9 @@ class Trajectory:
     """Likewise of a second run of ours from weights a few ulp away."""
     parting: Parting | None
     """The first quantity that differs by more than rounding explains."""
+    untrained: tuple[str, ...]
+    """Parameters of one side that the other does not have as such (a buffer, or a table that it
+    computes): they stay as they are on both."""
     diagnoses: tuple[Diagnosis, ...]
     """What differs in the reference's steps, each taken alone: in order."""
 
@@ -112,23 +114,35 @@ def limit(rounding: float) -> float:
 
 
 class OurRun:
-    """The JAX side, trained by the step of `training.step`."""
+    """The JAX side, trained by the step of `training.step`.
 
-    def __init__(self, model: nnx.Module, training: Training, noise: float = 0.0):
-        self.graphdef, params, self.buffers = split(model)
-        self.training = training
+    Args:
+        model: in float64.
+        pair: what it is trained for.
+        trained: names of the parameters that are.
+        noise: relative size of a draw that the weights begin with.
+    """
+
+    def __init__(self, model: nnx.Module, pair: Pair, trained: Collection[str], noise: float = 0.0):
+        training = pair.training
+        assert training is not None
+        self.graphdef, params, buffers = split(model)
+        self.structure = jax.tree.structure(params)
+        self.settings = (training.recipe, training.loss, pair.jax_call)
         generator = np.random.default_rng(0)
-        params = jax.tree.map(
-            lambda leaf: leaf * (1 + noise * generator.standard_normal(leaf.shape)), params
-        )
-        self.state = start_state(params, training.recipe.optimizer())
+        leaves = {
+            name: leaf * (1 + noise * generator.standard_normal(leaf.shape))
+            for name, leaf in flatten(params).items()
+        }
+        mine = {name: leaf for name, leaf in leaves.items() if name in trained}
+        self.fixed = {name: leaf for name, leaf in leaves.items() if name not in trained}, buffers
+        self.state = start_state(mine, training.recipe.optimizer())
 
     def step(self, batch: Batch) -> Values:
         """What one more step leaves."""
-        arguments = (self.state, self.buffers, as_arrays(batch))
-        recipe, loss = self.training.recipe, self.training.loss
-        take = compiled_step(self.graphdef, recipe, loss, Shapes(*arguments))
-        self.state, metrics = take(*arguments)
+        arguments = (self.state, self.fixed, as_arrays(batch))
+        settings = (self.graphdef, self.structure, *self.settings)
+        self.state, metrics = PROGRAMS.run(training_step, settings, *arguments)
         return {
             "loss": {"": np.asarray(metrics.loss.mean())},
             "gradient norm": {"": np.asarray(metrics.gradient_norm)},
@@ -144,22 +158,26 @@ def moments_of(state: TrainState) -> Values:
         "parameter": state.params,
     }
     return {
-        quantity: {name: np.asarray(leaf) for name, leaf in flatten(tree).items()}
+        quantity: {name: np.asarray(leaf) for name, leaf in tree.items()}
         for quantity, tree in trees.items()
     }
 
 
-@functools.lru_cache(maxsize=8)
-def compiled_step(graphdef: nnx.GraphDef, recipe: Recipe, loss: Any, shapes: Shapes) -> Any:
-    """The training step of the JAX side; pairs that differ in the reference alone share it."""
+def training_step(
+    graphdef: nnx.GraphDef, structure: Any, recipe: Recipe, loss: Any, call: Callable[..., Any]
+) -> Any:
+    """That of the JAX side, of a state, what is not trained, and a batch."""
     training = Training(batches=(), recipe=recipe, loss=loss)
 
-    def summed(graphdef: Any, params: Tree, buffers: Tree, batch: Batch, **options: Any) -> Any:
+    def summed(graphdef: Any, trained: Tree, fixed: Any, batch: Batch, **options: Any) -> Any:
+        leaves, buffers = fixed
+        # In the order of the tree, which is not that of the names.
+        order = flatten(jax.tree.unflatten(structure, range(structure.num_leaves)))
+        params = jax.tree.unflatten(structure, [(trained | leaves)[name] for name in order])
         model: Any = nnx.merge(graphdef, params, buffers)
-        return training.our_loss(model(*batch.inputs), batch.labels)
+        return training.our_loss(call(model, *batch.inputs), batch.labels)
 
-    step = make_train_step(graphdef, recipe.optimizer(), loss=summed, label_smoothing=0.0)
-    return quickly(step, shapes)
+    return make_train_step(graphdef, recipe.optimizer(), loss=summed, label_smoothing=0.0)
 
 
 def compare_training(
@@ -178,33 +196,35 @@ def compare_training(
     """
     training = pair.training
     assert training is not None
-    ours, nearby = OurRun(model, training), OurRun(model, training, ULP)
+    theirs, trained, untrained = same_parameters(pair, model)
+    ours, nearby = (OurRun(model, pair, trained, noise) for noise in (0.0, ULP))
     found: list[Step] = []
     losses, norms, errors, rounding = [], [], [], []
     parting = None
-    for theirs in reference_steps(pair):
-        progress(f"training step {theirs.number}")
-        mine, noisy = ours.step(theirs.batch), nearby.step(theirs.batch)
-        losses.append(theirs.loss)
-        norms.append(theirs.gradient_norm)
-        errors.append(between(mine, values_of(theirs)))
+    for taken in reference_steps(pair, theirs):
+        progress(f"training step {taken.number}")
+        mine, noisy = ours.step(taken.batch), nearby.step(taken.batch)
+        losses.append(taken.loss)
+        norms.append(taken.gradient_norm)
+        errors.append(between(mine, values_of(taken)))
         rounding.append(between(mine, noisy))
         # For the diagnosis: the step before the first that differs, and two after it.
         if parting is None:
-            parting = first_difference(theirs.number, errors[-1], rounding[-1])
-            found = [*found[-1:], theirs]
+            parting = first_difference(taken.number, errors[-1], rounding[-1])
+            found = [*found[-1:], taken]
         elif len(found) < MOST_STEPS:
-            found.append(theirs)
+            found.append(taken)
     diagnoses = []
     if parting is not None:
         progress("looking for causes in the training step")
-        diagnoses = explain_steps(model, training, found, models_differ=models_differ)
+        diagnoses = explain_steps(model, pair, found, models_differ=models_differ)
     return Trajectory(
         losses=tuple(losses),
         gradient_norms=tuple(norms),
         errors=tuple(errors),
         rounding=tuple(rounding),
         parting=parting,
+        untrained=untrained,
         diagnoses=tuple(diagnoses),
     )
 
@@ -213,13 +233,30 @@ MOST_STEPS = 4
 """Steps of the reference that a cause is tried on."""
 
 
-def reference_steps(pair: Pair) -> Iterator[Step]:
-    """The reference's steps, in float64."""
+def same_parameters(pair: Pair, model: nnx.Module) -> tuple[Any, frozenset[str], tuple[str, ...]]:
+    """The reference in float64, with what is trained on both sides, under our names; and what one
+    side alone has, which the reference then does not train."""
     import torch
 
+    theirs = copy.deepcopy(pair.theirs).to(torch.float64).eval()
+    named = dict(theirs.named_parameters(remove_duplicate=False))
+    numbers = {id(parameter): float(n) for n, parameter in enumerate(named.values(), 1)}
+    marks = {n: np.full(tuple(p.shape), numbers[id(p)]) for n, p in named.items()}
+    mine = flatten(split(model)[1])
+    carried = {name: mark for name, mark in pair.carry(marks).items() if name in mine}
+    seen = {float(number) for mark in carried.values() for number in np.unique(mark)}
+    untrained = [name for name in mine if name not in carried]
+    for name, parameter in named.items():
+        if numbers[id(parameter)] not in seen:
+            parameter.requires_grad_(False)
+            untrained.append(name)
+    return theirs, frozenset(carried), tuple(untrained)
+
+
+def reference_steps(pair: Pair, model: Any) -> Iterator[Step]:
+    """The reference's steps, in float64."""
     training = pair.training
     assert training is not None
-    model = copy.deepcopy(pair.theirs).to(torch.float64).eval()
 
     def loss(batch: Batch) -> Any:
         return training.their_loss(pair.torch_call(model, *batch.inputs), batch.labels)

@@ -1,0 +1,1 @@
+"""Greedy decoding on both sides, with caches and without, token by token."""
