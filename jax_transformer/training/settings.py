@@ -278,15 +278,23 @@ def load_settings(settings: type[Settings], path: Path) -> Settings:
             f"{path}: the task of the run is {task}, not {settings.task}: go on with {command} "
             f"--resume {path.parent}"
         )
-    training = values.get("training")
-    if isinstance(training, dict) and training.get("init_from"):
-        training = training | {
-            field.name: dataclasses.asdict(field.default_factory()) | training[field.name]
+    return settings_from(settings, values.get("training"), place=f"{path}: training")
+
+
+def settings_from(settings: type[Settings], values: Any, *, place: str) -> Settings:
+    """The settings that `to_json` gives; those that a model brought along have their defaults.
+
+    Raises:
+        InputError: as `from_dict`.
+    """
+    if isinstance(values, dict) and values.get("init_from"):
+        values = values | {
+            field.name: dataclasses.asdict(field.default_factory()) | values[field.name]
             for field in dataclasses.fields(settings)
-            if field.name in BROUGHT and isinstance(training.get(field.name), dict)
+            if field.name in BROUGHT and isinstance(values.get(field.name), dict)
             if field.default_factory is not dataclasses.MISSING
         }
-    return from_dict(settings, training, place=f"{path}: training")
+    return from_dict(settings, values, place=place)
 
 
 def read_json(path: Path) -> dict[str, Any]:

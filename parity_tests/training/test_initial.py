@@ -199,6 +199,22 @@ def test_the_run_generates_by_the_rules_of_its_model(trained, folders, capsys):
     assert load_best(settings.out).tokenizer.encode(given) == theirs.tokenizer.encode(given)
 
 
+def test_the_run_moves_to_pytorch_with_its_optimizer_and_back(trained, tmp_path):
+    _, settings, _, _ = trained
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    shutil.copy(settings.out / "tokenizer.json", folder)
+    shutil.copy(settings.out / "config.json", folder)
+    main(["port", str(settings.out), str(folder / "a.pt"), "--with-optimizer"])
+    main(["port", str(folder / "a.pt"), str(tmp_path / "run"), "--with-optimizer"])
+    found, expected = (tiny.saved(path, "latest")[1] for path in (tmp_path / "run", settings.out))
+    assert found.keys() == expected.keys()
+    moments = [key for key in expected if "window" not in key and "gradient_norm" not in key]
+    tiny.assert_same_bits(
+        {key: found[key] for key in moments}, {key: expected[key] for key in moments}
+    )
+
+
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(trained, tmp_path):
     _, settings, _, _ = trained
     stopped = dataclasses.replace(settings, out=tmp_path / "run")

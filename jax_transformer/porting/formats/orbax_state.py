@@ -24,7 +24,7 @@ from jax_transformer.training.config import TrainConfig
 from jax_transformer.training.language_config import LanguageConfig
 from jax_transformer.training.optimizer import adam
 from jax_transformer.training.run import width_of
-from jax_transformer.training.settings import RunConfig
+from jax_transformer.training.settings import RunConfig, settings_from
 from jax_transformer.training.setup import checkpoint_tree, make_schedule
 from jax_transformer.training.step import TrainState
 from jax_transformer.training.window import LogWindow
@@ -91,7 +91,7 @@ def run_config(values: Mapping[str, Any], place: str) -> RunConfig | None:
     """
     if values.get("task") not in RUNS or "training" not in values:
         return None
-    return from_dict(RUNS[values["task"]], values["training"], place=f"{place}: training")
+    return settings_from(RUNS[values["task"]], values["training"], place=f"{place}: training")
 
 
 def tree(state: AdamState, config: Config, dtypes: Collection[np.dtype]) -> Any:
