@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from jax_transformer.porting.identify import leaf_shapes
 from jax_transformer.porting.plan import Header, make_plan_back
 from jax_transformer.porting.pretrained import from_pretrained
 from jax_transformer.training.mesh import make_mesh, parse_axes, parts_of, spec_of
+from parity_tests.harness import QUICK
 from parity_tests.porting.checkpoints import GPT2, LLAMA, save
 
 LARGE = DecoderOnlyConfig(
@@ -33,11 +35,11 @@ LARGE = DecoderOnlyConfig(
         ffn_bias=False, activation="silu", gated=True, rotary=RotaryConfig(pairing="half"),
         causal=True,
     ),
-    num_layers=8,
+    num_layers=4,
     position="rotary",
     tied=True,
 )  # fmt: skip
-"""143 MB in 74 tensors, of which the largest has 8 MB."""
+"""75 MB in 38 tensors, of which the largest has 8 MB."""
 
 
 def write_large(folder: Path) -> None:
@@ -75,7 +77,8 @@ def test_values_are_those_without_a_mesh(folder, name):
     assert set(found.files) == leaves.keys()
     for leaf, array in leaves.items():
         np.testing.assert_array_equal(found[leaf], array, err_msg=leaf)
-    logits = expected.model(jnp.arange(18, dtype=jnp.int32).reshape(2, 9))
+    run = jax.jit(lambda tokens: expected.model(tokens), compiler_options=QUICK)
+    logits = run(jnp.arange(18, dtype=jnp.int32).reshape(2, 9))
     # Sums over the parts of the devices, in float32.
     np.testing.assert_allclose(np.load(folder / f"{name}.npy"), logits, rtol=0, atol=3e-5)
 
@@ -111,7 +114,7 @@ def test_no_copy_of_all_is_on_the_host(folder, name):
     memory = json.loads((folder / f"{name}.json").read_text())
     whole = sum(4 * math.prod(shape) for shape in leaf_shapes(LARGE).values())
     assert memory["arrays"] < 1.01 * whole
-    assert memory["beside"] < 0.35 * whole
+    assert memory["beside"] < 0.5 * whole
 
 
 def test_a_directory_is_laid_out_as_its_devices_read_it(folder):

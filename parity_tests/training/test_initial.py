@@ -199,6 +199,7 @@ def test_the_run_generates_by_the_rules_of_its_model(trained, folders, capsys):
     assert load_best(settings.out).tokenizer.encode(given) == theirs.tokenizer.encode(given)
 
 
+@pytest.mark.parametrize("trained", ["llama"], indirect=True)
 def test_the_run_moves_to_pytorch_with_its_optimizer_and_back(trained, tmp_path):
     _, settings, _, _ = trained
     folder = tmp_path / "theirs"
@@ -215,6 +216,7 @@ def test_the_run_moves_to_pytorch_with_its_optimizer_and_back(trained, tmp_path)
     )
 
 
+@pytest.mark.parametrize("trained", ["llama"], indirect=True)
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(trained, tmp_path):
     _, settings, _, _ = trained
     stopped = dataclasses.replace(settings, out=tmp_path / "run")
