@@ -38,9 +38,9 @@ def revealing_inputs(
 ) -> tuple[Arrays, np.ndarray]:
     """What both models are given, and which tokens count.
 
-    A full row that ends at the last position, one padded on the right, one on the left, further
-    ones of two tokens; ids of the whole vocabulary, but for those `unused`, or normal numbers for
-    features.
+    A full row that begins at the first position and ends at the last, with a gap between, one
+    padded on the right, one on the left, further ones of two tokens; ids of the whole vocabulary,
+    but for those `unused`, or normal numbers for features.
 
     Args:
         configs: of both models.
@@ -56,7 +56,7 @@ def revealing_inputs(
     real[2, : length // 3] = False
     real[3:, 2:] = False
     positions = np.maximum(np.cumsum(real, axis=1) - 1, 0)
-    positions[0] += min(config.max_len for config in configs) - length
+    positions[0, length // 2 :] += min(config.max_len for config in configs) - length
     positions = positions.astype(np.int32)
     padding = real[:, None, None]
     generator = np.random.default_rng(seed)

@@ -5,7 +5,7 @@ depends on a fault elsewhere. Backwards, the same is done with the gradients at 
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -54,6 +54,14 @@ class Comparison:
         return next((p for p, error in self.errors.items() if not error <= tolerance), None)
 
 
+class Disagreement(Exception):
+    """A point that differs and may not."""
+
+    def __init__(self, point: str):
+        super().__init__(point)
+        self.point = point
+
+
 def culprit(point: str) -> str:
     """The module that computed a value: of what comes out of a module the module itself, of what
     goes into it the one around it."""
@@ -68,12 +76,17 @@ def compare_forward(
     valid: np.ndarray | None = None,
     *,
     place: str = "",
+    excused: Collection[str] | None = None,
 ) -> tuple[Any, Comparison]:
     """The result of `run(model)` with every value replaced, and the errors.
 
     Args:
         valid: `[B, T]`, the tokens that count.
         place: where `model` sits in the one that the reference is of (see `intercepted`).
+        excused: points that may differ; at any other that does the run ends. None: all may.
+
+    Raises:
+        Disagreement: at a point that may not differ.
     """
     errors: dict[str, float] = {}
     calls: dict[str, FedCall] = {}
@@ -84,7 +97,9 @@ def compare_forward(
         expected = reference.points.get(point)
         if expected is None:
             return value
-        errors[point] = relative_error(value, expected, valid)
+        error = errors[point] = relative_error(value, expected, valid)
+        if excused is not None and point not in excused and not error <= SAME_FUNCTION:
+            raise Disagreement(point)
         if np.size(value) != expected.size:
             return value
         return jnp.asarray(expected, value.dtype).reshape(value.shape)

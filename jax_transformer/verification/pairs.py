@@ -26,7 +26,7 @@ from jax_transformer.verification.compare import (
     relative_error,
 )
 from jax_transformer.verification.decoding.compare import compare_decoding
-from jax_transformer.verification.diagnose import Diagnosis, Weights, diagnose
+from jax_transformer.verification.diagnose import Diagnosis, Evidence, Finding, diagnose
 from jax_transformer.verification.histogram import Histogram, make_histogram
 from jax_transformer.verification.localize import (
     Comparison,
@@ -217,27 +217,25 @@ def explain(
     """A diagnosis of each module that differs, up to `most`."""
     weights = {name: np.asarray(leaf) for name, leaf in parameters(model).items()}
     found: list[Diagnosis] = []
-    for point, error in comparison.errors.items():
-        if error <= SAME_FUNCTION:
-            continue
+    differing = [p for p, error in comparison.errors.items() if not error <= SAME_FUNCTION]
+    for point in differing:
         call = call_of(point, comparison)
         name = call.partition("#")[0]
-        excused = [
-            each
-            for each, wrong in comparison.errors.items()
-            if not wrong <= SAME_FUNCTION and call_of(each, comparison) != call
-        ]
         if any(each.module == name for each in found):
             continue
+        finding = Finding(
+            point=point,
+            error=comparison.errors[point],
+            name=call,
+            call=comparison.calls[call],
+            differing=differing,
+            excused=[each for each in differing if call_of(each, comparison) != call],
+        )
         diagnosis = diagnose(
-            point,
-            error,
-            call,
-            comparison.calls[call],
+            finding,
             record,
-            Weights(weights, dict(pair.their_weights), name),
+            Evidence(weights, dict(pair.their_weights), name, record.points.get(f"{call}:out")),
             CATALOGUE,
-            excused,
             pair.valid,
         )
         # A module gives several results, of which one is a point: what is wrong with the others

@@ -4,10 +4,10 @@ import dataclasses
 from typing import Literal
 
 from jax_transformer.verification.pair import Pair
-from parity_tests.planted_faults.models import correct, decoded, trained
+from parity_tests.planted_faults.models import correct, decoded, trained, whole
 from parity_tests.planted_faults.plant import Plant
 
-PAIRS = {"forward": correct, "training": trained, "decoding": decoded}
+PAIRS = {"forward": correct, "training": trained, "decoding": decoded, "all": whole}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Fault:
     module: str
     """Or the part of a training step, or the way of decoding."""
     plant: Plant
-    task: Literal["forward", "training", "decoding"] = "forward"
+    task: Literal["forward", "training", "decoding", "all"] = "forward"
     """What has to be compared for it to show."""
     also: tuple[tuple[str, str], ...] = ()
     """Module and kind of further faults in other modules."""

@@ -8,9 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jax_transformer.config import DecoderOnlyConfig, LayerConfig, ModelConfig, RotaryConfig
+from jax_transformer.config import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    LayerConfig,
+    ModelConfig,
+    RotaryConfig,
+)
 from jax_transformer.models.decoder_only import DecoderOnly
-from jax_transformer.models.encoder_decoder import Transformer
+from jax_transformer.models.encoder_decoder import EncoderDecoder, Transformer
 from jax_transformer.verification.decoding.task import Decoding, Source
 from jax_transformer.verification.decoding.ways import OURS, REFERENCE, row_by_row
 from jax_transformer.verification.face import carrier
@@ -49,15 +55,19 @@ LLAMA = LayerConfig(
 )
 
 
-def decoder_only(layer: LayerConfig, position: Any, **options: Any) -> DecoderOnlyConfig:
+def decoder_only(
+    layer: LayerConfig, position: Any, max_len: int = MAX_LEN, **options: Any
+) -> DecoderOnlyConfig:
     return DecoderOnlyConfig(
-        vocab_size=V, layer=layer, num_layers=2, position=position, max_len=MAX_LEN, **options
+        vocab_size=V, layer=layer, num_layers=2, position=position, max_len=max_len, **options
     )
 
 
-def llama(*, rotary: dict[str, Any] | None = None, **changes: Any) -> DecoderOnlyConfig:
+def llama(
+    *, rotary: dict[str, Any] | None = None, max_len: int = MAX_LEN, **changes: Any
+) -> DecoderOnlyConfig:
     rotation = RotaryConfig(**rotary) if rotary else LLAMA.rotary
-    return decoder_only(dataclasses.replace(LLAMA, rotary=rotation, **changes), "rotary")
+    return decoder_only(dataclasses.replace(LLAMA, rotary=rotation, **changes), "rotary", max_len)
 
 
 def gpt2(position: Any = "learned", *, layer: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -80,10 +90,38 @@ def document(**changes: Any) -> ModelConfig:
     return ModelConfig(**settings | changes)
 
 
+def t5() -> EncoderDecoderConfig:
+    encoder = dataclasses.replace(PLAIN, norm="rms", activation="relu", causal=False)
+    return EncoderDecoderConfig(
+        src_vocab_size=V,
+        tgt_vocab_size=V,
+        encoder=encoder,
+        decoder=dataclasses.replace(encoder, causal=True),
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        position="t5",
+        max_len=MAX_LEN,
+        final_norm=True,
+        shared_embedding=True,
+        tied=True,
+        logit_scale=D**-0.5,
+    )
+
+
 YARN = {"scaling": "yarn", "factor": 4.0, "original_max_len": 16}
 LLAMA3 = {"scaling": "llama3", "factor": 8.0, "original_max_len": 16}
 
-CONFIGS: dict[str, DecoderOnlyConfig | ModelConfig] = {
+LONGROPE = {
+    "scaling": "longrope",
+    "factor": 4.0,
+    "original_max_len": 16,
+    "short_factors": (1.0, 1.5),
+    "long_factors": (2.0, 8.0),
+}
+
+AnyConfig = DecoderOnlyConfig | EncoderDecoderConfig | ModelConfig
+
+CONFIGS: dict[str, AnyConfig] = {
     "llama": llama(),
     "llama, adjacent pairs": llama(rotary={"pairing": "adjacent"}),
     "llama, another base": llama(rotary={"base": 500000.0}),
@@ -92,6 +130,8 @@ CONFIGS: dict[str, DecoderOnlyConfig | ModelConfig] = {
     "llama, llama3": llama(rotary=LLAMA3),
     "llama, YaRN": llama(rotary=YARN),
     "llama, dynamic": llama(rotary={"scaling": "dynamic", "factor": 2.0, "original_max_len": 16}),
+    "llama, longrope": llama(rotary=LONGROPE),
+    "llama, long": llama(max_len=4096),
     "llama, window": llama(window=3),
     "llama, wide heads": llama(head_dim=8),
     "llama, head norm": llama(query_key_norm="head"),
@@ -120,7 +160,9 @@ CONFIGS: dict[str, DecoderOnlyConfig | ModelConfig] = {
     "gpt2, post": gpt2(layer={"placement": "post", "activation": "quick_gelu"}),
     "gpt2, scale 1": gpt2(layer={"attention_scale": 1.0}),
     "bloom": gpt2("alibi", embedding_norm=True),
+    "bloom, long": gpt2("alibi", embedding_norm=True, max_len=4096),
     "t5 bias": gpt2("t5", layer={"norm": "rms", "activation": "relu"}),
+    "t5": t5(),
     "document": document(norm_placement="post"),
     "document, pre": document(norm_placement="pre"),
     "document, tied": document(norm_placement="pre", tied_tables="all"),
@@ -131,10 +173,7 @@ TRAINED_AND_DECODED = (
     "llama, half rotated",
     "llama, dynamic",
     "llama, window",
-    "llama, multi-query",
     "gemma",
-    "neox",
-    "gpt2",
     "bloom",
     "t5 bias",
     "document, tied",
@@ -149,6 +188,9 @@ def correct(name: str, seed: int = 0) -> Pair:
     if isinstance(config, ModelConfig):
         reference = reference_encoder_decoder.Transformer.from_config(config).eval()
         build = lambda: Transformer.from_config(config, rngs=nnx.Rngs(0))  # noqa: E731
+    elif isinstance(config, EncoderDecoderConfig):
+        reference = reference_encoder_decoder.EncoderDecoder(config).eval()
+        build = lambda: EncoderDecoder(config, rngs=nnx.Rngs(0))  # noqa: E731
     else:
         reference = reference_decoder_only.DecoderOnly(config).eval()
         build = lambda: DecoderOnly(config, rngs=nnx.Rngs(0))  # noqa: E731
@@ -198,7 +240,12 @@ def decoded(name: str) -> Pair:
     return dataclasses.replace(pair, decoding=decoding)
 
 
-def batches_of(config: DecoderOnlyConfig | ModelConfig, steps: int = 3) -> tuple[Batch, ...]:
+def whole(name: str) -> Pair:
+    """The pair with all that can be compared of it."""
+    return dataclasses.replace(trained(name), decoding=decoded(name).decoding)
+
+
+def batches_of(config: AnyConfig, steps: int = 3) -> tuple[Batch, ...]:
     """Four rows each, the last of three tokens."""
     real = np.concatenate([REAL, np.arange(T)[None] < 3])
     batches = []
@@ -210,14 +257,14 @@ def batches_of(config: DecoderOnlyConfig | ModelConfig, steps: int = 3) -> tuple
 
 
 def inputs_of(
-    config: DecoderOnlyConfig | ModelConfig, real: np.ndarray = REAL, seed: int = 0
+    config: AnyConfig, real: np.ndarray = REAL, seed: int = 0
 ) -> tuple[np.ndarray | None, ...]:
-    """Padding on both sides, and a row near the end of the position table (not at it, so that
-    positions may be moved by two)."""
+    """Padding on both sides, and a row that goes on near the end of the position table (not at it,
+    so that positions may be moved by two)."""
     generator = np.random.default_rng(seed)
     tokens = generator.integers(1, V, real.shape).astype(np.int32)
     positions = np.maximum(np.cumsum(real, axis=1) - 1, 0)
-    positions[0] += MAX_LEN - T - 2
+    positions[0, T // 2 :] += config.max_len - T - 2
     positions = positions.astype(np.int32)
     padding = real[:, None, None]
     if isinstance(config, DecoderOnlyConfig):

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from jax_transformer.verification.diagnose import Remedy, Weights, differing
+from jax_transformer.verification.diagnose import Evidence, Remedy, pairs_of
 from jax_transformer.verification.pairs import verify_pair
 from parity_tests.harness import unchecked
 from parity_tests.planted_faults import plant
@@ -57,17 +57,16 @@ def test_a_fault_inside_does_not_hide_one_of_the_module_around():
     }
 
 
-def test_pairs_are_of_two_entries():
-    one, two, three = (Remedy(kind, "", lambda trial: None) for kind in ("a", "a", "b"))
-    pairs = iter([(one, two), (one, three), (two, three)])
-    assert list(differing(pairs)) == [(one, three), (two, three)]
+def test_pairs_are_of_two_entries_the_first_of_each_before_others():
+    a, a2, b, c = (Remedy(kind, "", lambda trial: None) for kind in ("a", "a", "b", "c"))
+    assert pairs_of([a, a2, b, c]) == [(a, b), (a, c), (b, c), (a2, b), (a2, c)]
 
 
 def test_a_sibling_is_a_parameter_of_the_module_around():
-    weights = Weights({"a.k_proj.kernel": np.ones(1), "k": np.zeros(1)}, {}, "a.q_proj")
-    assert weights.sibling("k_proj.kernel") is weights.ours["a.k_proj.kernel"]
-    assert weights.sibling("v_proj.kernel") is None
-    assert Weights({"k": np.zeros(1)}, {}, "q").sibling("k") is not None
+    evidence = Evidence({"a.k_proj.kernel": np.ones(1), "k": np.zeros(1)}, {}, "a.q_proj")
+    assert evidence.sibling("k_proj.kernel") is evidence.ours["a.k_proj.kernel"]
+    assert evidence.sibling("v_proj.kernel") is None
+    assert Evidence({"k": np.zeros(1)}, {}, "q").sibling("k") is not None
 
 
 @pytest.mark.parametrize("module", ["layers.0.self_attn", "layers.1.norm2"])

@@ -1,5 +1,11 @@
 """Known differences between implementations, each as remedies that can be applied."""
 
-from jax_transformer.verification.catalogue import attention, blocks, layers, weights
+from jax_transformer.verification.catalogue import attention, blocks, layers, rotary, weights
 
-CATALOGUE = (*layers.ENTRIES, *attention.ENTRIES, *weights.ENTRIES, *blocks.ENTRIES)
+CATALOGUE = (
+    *layers.ENTRIES,
+    *rotary.ENTRIES,
+    *attention.ENTRIES,
+    *weights.ENTRIES,
+    *blocks.ENTRIES,
+)

@@ -1,6 +1,5 @@
-"""Rotary positions, scales, groups of heads, masks and biases of attention."""
+"""Scales, groups of heads, masks and biases of attention."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,166 +7,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_transformer.config import RotaryConfig
 from jax_transformer.layers import attention as attention_layer
-from jax_transformer.layers import rotary as rotary_layer
 from jax_transformer.layers.attention import MultiHeadAttention
 from jax_transformer.layers.position_bias import get_alibi_slopes
-from jax_transformer.layers.rotary import RotaryPositionalEncoding
-from jax_transformer.verification.diagnose import Remedy, Trial, Weights
+from jax_transformer.verification.catalogue.calls import argument, set_argument
+from jax_transformer.verification.diagnose import Evidence, Remedy, Trial
 from jax_transformer.verification.localize import FedCall
 
-BASES = (10000.0, 500000.0, 1000000.0, 100000.0, 1000.0, 5000000.0)
 
-
-def rotary_pairing(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
-    """The other pairs of features."""
-    if (found := rotation(module)) is not None:
-        other = "adjacent" if found.config.pairing == "half" else "half"
-        what = {
-            "adjacent": "query and key are rotated in adjacent pairs: the checkpoint is in Meta's "
-            "order; port it with pairing=adjacent",
-            "half": "query and key are rotated in half-split pairs: the checkpoint is in the order "
-            "of transformers; port it with pairing=half",
-        }[other]
-        yield Remedy("rotary pairing", what, rotary(pairing=other))
-
-
-def rotary_base(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
-    """Another base."""
-    if (found := rotation(module)) is not None:
-        for base in BASES:
-            if base != found.config.base:
-                yield Remedy(
-                    "rotary base",
-                    f"the rotary base is {base:g}, not {found.config.base:g}: the "
-                    f"reference's rope_theta was not read",
-                    rotary(base=base),
-                )
-
-
-def rotary_scaling(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
-    """No scaling, or a linear one."""
-    if (found := rotation(module)) is None:
-        return
-    config = found.config
-    if config.scaling != "none":
-        yield Remedy(
-            "rotary scaling",
-            f"frequencies are not scaled: the reference ignores scaling={config.scaling!r}",
-            lambda trial: set_rotary(trial, unscaled(config)),
-        )
-    for factor in (2.0, 4.0, 8.0, 16.0, 32.0, 0.5):
-        if config.scaling in ("none", "linear") and factor != config.factor:
-            yield Remedy(
-                "rotary scaling",
-                f"frequencies are divided by {factor:g}: the reference scales positions, read its "
-                f"rope_scaling",
-                lambda trial, factor=factor: set_rotary(
-                    trial,
-                    dataclasses.replace(unscaled(config), scaling="linear", factor=factor),
-                ),
-            )
-
-
-def rotary_width(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
-    """More or less of each head turns, or nothing."""
-    if (found := rotation(module)) is None:
-        return
-    width = found.head_dim if found.config.width is None else found.config.width
-    for other in sorted({found.head_dim // 4, found.head_dim // 2, found.head_dim}):
-        if other != width and other and other % 2 == 0:
-            yield Remedy(
-                "rotary width",
-                f"{other} of {found.head_dim} features of a head are rotated, not {width}: read "
-                f"the reference's partial_rotary_factor",
-                rotary(width=other),
-            )
-    yield Remedy(
-        "no rotation",
-        "queries and keys are not rotated: the reference has no rotary positions there",
-        unrotated,
-    )
-
-
-def unrotated(trial: Trial) -> None:
-    """Turn nothing."""
-    trial.patches.append((rotary_layer, "apply_rotary", lambda x, cos, sin, pairing: x))
-
-
-def rotary_offset(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
-    """Positions that count from elsewhere: only absolute ones show it, or those of padded rows."""
-    if rotation(module) is None:
-        return
-    yield Remedy(
-        "padding counted",
-        "positions count all tokens of a row, padding too: one side lacks position ids",
-        lambda trial: set_positions(trial, None),
-    )
-
-
-def rotation(module: Any) -> RotaryPositionalEncoding | None:
-    """What turns queries and keys: the module itself, or what an attention has."""
-    if isinstance(module, MultiHeadAttention):
-        return module.rotary
-    return module if isinstance(module, RotaryPositionalEncoding) else None
-
-
-def unscaled(config: RotaryConfig) -> RotaryConfig:
-    """The same without a scaling."""
-    return RotaryConfig(pairing=config.pairing, base=config.base, width=config.width)
-
-
-def rotary(**changes: Any) -> Callable[[Trial], None]:
-    """The change that gives the module another rotation."""
-
-    def change(trial: Trial) -> None:
-        found = rotation(trial.module)
-        assert found is not None
-        found.config = dataclasses.replace(found.config, **changes)
-
-    return change
-
-
-def set_rotary(trial: Trial, config: RotaryConfig) -> None:
-    """Give the module that rotation."""
-    found = rotation(trial.module)
-    assert found is not None
-    found.config = config
-
-
-ARGUMENTS = {
-    MultiHeadAttention: ("query", "key", "value", "mask", "bias", "positions"),
-    RotaryPositionalEncoding: ("q", "k", "positions"),
-}
-
-
-def names_of(module: Any) -> tuple[str, ...]:
-    """The arguments of a call in their order."""
-    return next(names for cls, names in ARGUMENTS.items() if isinstance(module, cls))
-
-
-def argument(trial: Trial, name: str) -> Any:
-    """The argument of a call."""
-    index = names_of(trial.module).index(name)
-    return trial.args[index] if index < len(trial.args) else trial.kwargs.get(name)
-
-
-def set_argument(trial: Trial, name: str, value: Any) -> None:
-    """Call with another one."""
-    index = names_of(trial.module).index(name)
-    if index < len(trial.args):
-        trial.args = (*trial.args[:index], value, *trial.args[index + 1 :])
-    else:
-        trial.kwargs[name] = value
-
-
-def set_positions(trial: Trial, positions: Any) -> None:
-    """Call with other positions."""
-    set_argument(trial, "positions", positions)
-
-
-def scale(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def scale(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """Another factor on the scores, another cap."""
     if not isinstance(module, MultiHeadAttention):
         return
@@ -200,7 +48,7 @@ def scale(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
             )
 
 
-def key_value_groups(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def key_value_groups(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """Key-value heads tiled (0, 1, 0, 1) where they are repeated (0, 0, 1, 1)."""
     if not isinstance(module, MultiHeadAttention):
         return
@@ -229,7 +77,7 @@ def key_value_groups(module: Any, call: FedCall, weights: Weights) -> Iterator[R
     )
 
 
-def masks(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def masks(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """Another meaning of the mask."""
     trial = Trial(module, call.args, dict(call.kwargs))
     if not isinstance(module, MultiHeadAttention) or argument(trial, "mask") is None:
@@ -275,7 +123,48 @@ def masks(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
         )
 
 
-def position_bias(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def mask_forms(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
+    """What is done to the scores that are masked."""
+    trial = Trial(module, call.args, dict(call.kwargs))
+    if not isinstance(module, MultiHeadAttention) or argument(trial, "mask") is None:
+        return
+
+    def form(masked: Callable[[Any, Any], Any], weighed: Callable[[Any, Any], Any]) -> Any:
+        def attention(
+            query: Any, key: Any, value: Any, mask: Any, bias: Any = None, **options: Any
+        ) -> Any:
+            scale = options.get("scale") or query.shape[-1] ** -0.5
+            scores = attention_layer.attention_scores(query, key) * scale
+            if (cap := options.get("soft_cap")) is not None:
+                scores = cap * jnp.tanh(scores / cap)
+            scores = masked(scores if bias is None else scores + bias, mask)
+            weights = weighed(attention_layer.softmax(scores), mask)
+            return attention_layer.weighted_values(weights, value), weights
+
+        return lambda trial: trial.patches.append(
+            (attention_layer, "dot_product_attention", attention)
+        )
+
+    same = lambda values, mask: values  # noqa: E731
+    yield Remedy(
+        "mask as factor",
+        "masked scores are 0, which softmax does not leave out: scores are multiplied by the mask, "
+        "fill them with -inf",
+        form(lambda scores, mask: jnp.where(mask, scores, 0.0), same),
+    )
+    yield Remedy(
+        "mask after softmax",
+        "weights are masked after the softmax, and do not add up to 1: mask the scores",
+        form(same, lambda weights, mask: jnp.where(mask, weights, 0.0)),
+    )
+    yield Remedy(
+        "mask as number",
+        "the mask is added as 0 and 1: make it boolean, or 0 and -inf",
+        form(lambda scores, mask: scores + mask, same),
+    )
+
+
+def position_bias(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """Another bias between positions."""
     trial = Trial(module, call.args, dict(call.kwargs))
     if not isinstance(module, MultiHeadAttention) or argument(trial, "bias") is None:
@@ -295,18 +184,18 @@ def position_bias(module: Any, call: FedCall, weights: Weights) -> Iterator[Reme
         "position bias heads": ("the bias of the heads is in reverse order", bias[:, ::-1]),
         "position bias axis": ("the bias has its axes exchanged", bias.swapaxes(-1, -2)),
     }
+    for dtype in (jnp.bfloat16, jnp.float16):
+        name = jnp.dtype(dtype).name
+        forms[f"rounded position bias {name}"] = (
+            f"the bias is in {name}, in which far positions are one: keep it in float32",
+            bias.astype(dtype).astype(bias.dtype),
+        )
     for kind, (sentence, value) in forms.items():
-        yield Remedy(kind, sentence, lambda trial, value=value: set_argument(trial, "bias", value))
+        yield Remedy(
+            "rounded position bias" if kind.startswith("rounded") else kind,
+            sentence,
+            lambda trial, value=value: set_argument(trial, "bias", value),
+        )
 
 
-ENTRIES = (
-    rotary_pairing,
-    rotary_base,
-    rotary_scaling,
-    rotary_width,
-    rotary_offset,
-    scale,
-    key_value_groups,
-    masks,
-    position_bias,
-)
+ENTRIES = (scale, key_value_groups, masks, mask_forms, position_bias)

@@ -8,11 +8,11 @@ from typing import Any, get_args
 from jax_transformer.config import Placement
 from jax_transformer.layers.block import Block
 from jax_transformer.layers.linear import Embedding
-from jax_transformer.verification.diagnose import Remedy, Trial, Weights
+from jax_transformer.verification.diagnose import Evidence, Remedy, Trial
 from jax_transformer.verification.localize import FedCall
 
 
-def placement(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def placement(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """The norms elsewhere."""
     if not isinstance(module, Block):
         return
@@ -36,7 +36,7 @@ def fits(block: Block, other: str) -> bool:
     return other != "parallel" or block.cross_attn is None
 
 
-def embedding_scale(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def embedding_scale(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """Embeddings multiplied or not."""
     scale = getattr(module, "scale", None)
     d_model = width_of(module)
@@ -75,7 +75,7 @@ def set_config(trial: Trial, **changes: Any) -> None:
     trial.module.config = dataclasses.replace(trial.module.config, **changes)
 
 
-def logit_scale(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def logit_scale(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """Logits multiplied or capped."""
     scale = getattr(module, "logit_scale", None)
     d_model = width_of(module)
@@ -90,7 +90,7 @@ def logit_scale(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy
                 )
 
 
-def logit_soft_cap(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def logit_soft_cap(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """Another cap on logits, or none."""
     config = getattr(module, "config", None)
     if not hasattr(config, "logit_soft_cap") or not hasattr(module, "output_proj"):
@@ -104,7 +104,7 @@ def logit_soft_cap(module: Any, call: FedCall, weights: Weights) -> Iterator[Rem
             )
 
 
-def final_norm(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def final_norm(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """The norm after the last block left out."""
     if getattr(module, "norm", None) is not None and hasattr(module, "layers"):
         yield Remedy(
@@ -114,7 +114,7 @@ def final_norm(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]
         )
 
 
-def shifted_positions(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def shifted_positions(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """Positions that begin elsewhere, or count padding."""
     if (
         not hasattr(module, "layers")

@@ -10,7 +10,7 @@ import numpy as np
 from jax_transformer.layers.linear import Embedding, Linear, OutputProjection
 from jax_transformer.layers.normalization import LayerNorm, RMSNorm
 from jax_transformer.layers.rotary import adjacent_from_half, half_from_adjacent
-from jax_transformer.verification.diagnose import Remedy, Trial, Weights
+from jax_transformer.verification.diagnose import Evidence, Remedy, Trial
 from jax_transformer.verification.localize import FedCall
 
 LEAVES = ("kernel", "embedding", "scale", "bias")
@@ -40,7 +40,7 @@ def value_of(module: Any, leaf: str) -> np.ndarray | None:
     return None if parameter is None else np.asarray(parameter[...])
 
 
-def transposed(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def transposed(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """A square matrix the wrong way round."""
     if isinstance(module, Linear):
         kernel = np.asarray(module.kernel[...])
@@ -53,9 +53,9 @@ def transposed(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]
             )
 
 
-def head_order(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def head_order(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """Features of heads in another order: interleaved heads, or the other rotary pairing."""
-    name = weights.module.rpartition(".")[2]
+    name = evidence.module.rpartition(".")[2]
     if not isinstance(module, Linear) or name not in ("q_proj", "k_proj", "v_proj", "out_proj"):
         return
     kernel, bias = np.asarray(module.kernel[...]), value_of(module, "bias")
@@ -92,18 +92,18 @@ def head_order(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]
                 )
 
 
-def fused_layout(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def fused_layout(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """A fused projection that was cut in thirds where it is interleaved head by head, or the
     reverse."""
-    name = weights.module.rpartition(".")[2]
+    name = evidence.module.rpartition(".")[2]
     names = ("q_proj", "k_proj", "v_proj")
     if not isinstance(module, Linear) or name not in names:
         return
-    found = [weights.sibling(f"{each}.kernel") for each in names]
+    found = [evidence.sibling(f"{each}.kernel") for each in names]
     parts = [part for part in found if part is not None and part.shape == module.kernel.shape]
     if len(parts) < len(names):
         return
-    sides = [weights.sibling(f"{each}.bias") for each in names]
+    sides = [evidence.sibling(f"{each}.bias") for each in names]
     biases = [bias for bias in sides if bias is not None]
     size, index = parts[0].shape[1], names.index(name)
     fused = np.concatenate(parts, axis=1)
@@ -125,19 +125,19 @@ def fused_layout(module: Any, call: FedCall, weights: Weights) -> Iterator[Remed
             )
 
 
-def swapped(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def swapped(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """The parameters of another module of the same shapes."""
     leaf = leaf_of(module)
     if leaf is None:
         return
     shape = np.shape(getattr(module, leaf)[...])
-    for name, value in weights.ours.items():
+    for name, value in evidence.ours.items():
         other, _, other_leaf = name.rpartition(".")
-        if other_leaf != leaf or value.shape != shape or other == weights.module:
+        if other_leaf != leaf or value.shape != shape or other == evidence.module:
             continue
         values = {leaf: value}
         if leaf != "bias" and value_of(module, "bias") is not None:
-            bias = weights.ours.get(f"{other}.bias")
+            bias = evidence.ours.get(f"{other}.bias")
             if bias is None or bias.shape != np.shape(module.bias[...]):
                 continue
             values["bias"] = bias
@@ -148,11 +148,11 @@ def swapped(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
         )
 
 
-def tied_head(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def tied_head(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """The head is the embedding table, or is not."""
     if not isinstance(module, OutputProjection) or module.kernel is None:
         return
-    for name, table in weights.ours.items():
+    for name, table in evidence.ours.items():
         if name.endswith("embedding.embedding") and table.T.shape == module.kernel.shape:
             yield Remedy(
                 "tied head",
@@ -162,15 +162,16 @@ def tied_head(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
             )
 
 
-def from_reference(module: Any, call: FedCall, weights: Weights) -> Iterator[Remedy]:
+def from_reference(module: Any, call: FedCall, evidence: Evidence) -> Iterator[Remedy]:
     """The weights differ as such: rounded to a narrow dtype, of the other sign, or otherwise."""
     leaf = leaf_of(module)
     if leaf is None:
         return
     theirs = {
-        name: np.asarray(weights.theirs[f"{weights.module}.{name}"], np.float64)
+        name: np.asarray(evidence.theirs[f"{evidence.module}.{name}"], np.float64)
         for name in LEAVES
-        if f"{weights.module}.{name}" in weights.theirs and getattr(module, name, None) is not None
+        if f"{evidence.module}.{name}" in evidence.theirs
+        and getattr(module, name, None) is not None
     }
     ours = {name: np.asarray(getattr(module, name)[...]) for name in theirs}
     unequal = [n for n in theirs if not np.array_equal(ours[n].astype(np.float64), theirs[n])]
